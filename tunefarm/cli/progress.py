@@ -12,6 +12,7 @@ from typing import Protocol
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -76,22 +77,25 @@ class JobProgress:
 
     @property
     def headline(self) -> str:
-        """The job's state in one line."""
+        """The job's state in one line that fits 80 columns for most names of models."""
         job = self.job
         parts = [f"{job.model_name}: {job.state}"]
-        if job.message:
-            parts.append(job.message)
         if job.state is JobState.TUNING:
             parts.append(f"{job.trials_text} trials")
             if self.trials_per_s:
                 parts.append(f"{self.trials_per_s:.1f} trials/s")
             best_s, left_s = network_s(self.tasks), job.seconds_left
-            best = "no latency yet" if best_s is None else f"{latency_text(best_s)} end to end (estimate)"
+            best = "no latency yet" if best_s is None else f"{latency_text(best_s)} (estimate)"
             parts.append(best)
             parts.append("time left unknown" if left_s is None else f"{duration_text(left_s)} left")
         if job.onnxruntime is not None and job.onnxruntime.ratio is not None:
             parts.append(f"{job.onnxruntime.ratio:.2f} times as fast as ONNX Runtime")
         return " · ".join(parts)
+
+    @property
+    def message(self) -> str:
+        """What the job does now; "" for a job that is done, whose results are shown at once."""
+        return "" if self.job.state is JobState.DONE else self.job.message
 
 
 class JobDisplay(Protocol):
@@ -119,7 +123,8 @@ class PlainJobDisplay:
         job = progress.job
         is_due = job.state is JobState.TUNING and progress.at_s - self._shown_at_s >= PLAIN_EVERY_S
         if is_due or (job.state, job.message) != self._shown:
-            self.console.print(progress.headline, markup=False, highlight=False, soft_wrap=True)
+            line = " · ".join(filter(None, (progress.headline, progress.message)))
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._shown, self._shown_at_s = (job.state, job.message), progress.at_s
 
 
@@ -137,7 +142,7 @@ class LiveJobDisplay:
 @contextlib.contextmanager
 def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
     """Yield the display that suits the console."""
-    if silent:
+    if silent or console.quiet:
         yield SilentJobDisplay()
     elif not console.is_terminal:
         yield PlainJobDisplay(console)
@@ -147,16 +152,23 @@ def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
 
 
 def render(progress: JobProgress, rows: int) -> Group:
-    """Return the content of the live display, its table cut to `rows` tasks."""
+    """Return the content of the live display: lines that are cut at the terminal's width, and a table of
+    `rows` tasks."""
     job = progress.job
     whole = None if job.trials == MAX_TRIALS else max(1, job.trials)
-    bar = ProgressBar(total=whole, completed=job.trials_done, width=40)
-    return Group(Text(progress.headline), bar, task_table(progress.tasks, rows))
+    # The padding ends the bar's line.
+    bar = Padding(ProgressBar(total=whole, completed=job.trials_done, width=40), 0)
+    return Group(_line(progress.headline), _line(progress.message), bar, task_table(progress.tasks, rows))
+
+
+def _line(text: str) -> Text:
+    """Return text that never takes a second line."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
     """Return a row for each task: its occurrences, trials, best latency, share of the network's time, and how
-    close it is to the device's limits.
+    close it is to the device's limits. Each of a number of `rows` takes one line.
     """
     table = Table(box=None, pad_edge=False)
     for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
@@ -169,12 +181,12 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
         best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
         why = "" if task.covered else f"fallback: {escape(task.reason)}"
         table.add_row(
-            escape(task.label),
+            escape(task.label) if rows is None else _line(task.label),
             str(task.weight),
             str(task.trials) if task.covered else "",
             " ".join(filter(None, (best, why))),
             "" if fraction is None else f"{fraction:.0%}",
-            task.verdict,
+            task.verdict if rows is None else _line(task.verdict),
         )
     if len(shown) < len(tasks):
         table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")

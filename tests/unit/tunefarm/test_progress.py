@@ -48,7 +48,7 @@ def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     plain.show(progress(12.0, state=JobState.DONE))
     lines = text_of(out).splitlines()
     assert [line.split(" · ")[1] for line in lines[:2]] == ["0/100 trials", "40/100 trials"]
-    assert lines[0] == "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms end to end (estimate) · 20 s left"
+    assert lines[0] == "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms (estimate) · 20 s left"
     assert lines[2:] == ["net: done"]
 
 
@@ -64,6 +64,33 @@ def test_the_live_display_shows_tasks_rate_and_fallbacks() -> None:
     text = text_of(out)
     for part in ("40/100 trials", "3.0 trials/s", "conv1", "3 ms", "100%", "fallback: no [reduction] rule"):
         assert part in text
+
+
+def test_the_live_display_keeps_to_one_line_each_in_80_columns() -> None:
+    narrow = Console(file=io.StringIO(), width=80, height=24, color_system=None)
+    layer = "layer4.0.conv2: conv2d_add_add_relu 1x1x1x64 3x3x64x64 -> 1x1x1x64"
+    verdict = "0% of memory bandwidth: try more trials"
+    tasks = [replace(task(f"{number}.{layer}", best_s=0.003), verdict=verdict) for number in range(9)]
+    told = job(seconds_left=80.0, trials_done=40, message="round 1: measuring 17 candidates " * 4)
+    narrow.print(render(JobProgress(told, tasks, 0.2, 0.0), rows=5))
+    lines = text_of(narrow).splitlines()
+    assert (
+        lines[0].rstrip() == "net: tuning · 40/100 trials · 0.2 trials/s · 27 ms (estimate) · 1 min 20 s left"
+    )
+    assert lines[1].startswith("round 1: measuring")
+    assert lines[3].split() == ["task", "times", "trials", "best", "of", "network", "verdict"]
+    assert len(lines) == 3 + 1 + 5 + 1
+    assert max(map(len, lines)) <= 80
+    assert all("3 ms" in line for line in lines[4:9])
+
+
+def test_a_job_that_is_done_leaves_its_message_to_the_results() -> None:
+    out = console()
+    plain = PlainJobDisplay(out)
+    plain.show(progress(message="searching"))
+    plain.show(progress(state=JobState.DONE, message="0.5 ms, 2 times faster than untuned"))
+    assert text_of(out).splitlines()[0].endswith("20 s left · searching")
+    assert text_of(out).splitlines()[1:] == ["net: done"]
 
 
 def test_a_long_table_is_cut() -> None:
