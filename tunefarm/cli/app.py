@@ -33,14 +33,16 @@ from tunefarm.cli import (
     webhooks,
     workers,
 )
+from tunefarm.cli.remarks import with_quiet
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
 
 NAME = "tunefarm"
 BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
-    epilog="Also: init, top, mcp, diff, check, verify, infer, release, webhook, server, scheduler, backup, "
-    "restore, delete, delete-imported, migrate, calibrate. docs/commands.md lists the exit codes.",
+    epilog="Also: init, top, mcp, diff, check, verify, infer, bundle, model, release, webhook, server, "
+    "scheduler, backup, restore, delete, delete-imported, migrate, calibrate. docs/commands.md lists the "
+    "exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -97,6 +99,10 @@ app.add_typer(releases.app, name="release", hidden=True)
 app.add_typer(tokens.app, name="token")
 app.add_typer(webhooks.app, name="webhook", hidden=True)
 app.add_typer(workers.app, name="workers")
+for group in (app, releases.app, tokens.app, webhooks.app, workers.app):
+    for command in group.registered_commands:
+        if command.callback is not None and command.context_settings is not processes.PASS_ON:
+            command.callback = with_quiet(command.callback)
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.cli.options import AsJson, checked_model, print_json, stdout
+from tunefarm.cli.options import AsJson, checked_model, print_json, print_plain, stdout
+from tunefarm.cli.remarks import remarks
 from tunefarm.client.artifact import unpack
 from tunefarm.errors import InputError
 
@@ -74,9 +74,8 @@ def bench(
                 f"no runtime for {against} is installed here: pip install onnxruntime or openvino for ONNX, "
                 "torch for .pt2"
             )
-    console = Console(stderr=True)
     try:
-        with console.status("loading") as status:
+        with remarks().status("loading") as status:
             result = compare(folder, peers, threads, seconds, status.update)
     except LoadError as error:
         raise InputError(str(error)) from error
@@ -129,6 +128,7 @@ def _verdict(ratio: float, peer: str) -> str:
 def bundle(
     folder: Folder,
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A new folder for the bundle.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write a folder that runs a compiled model from C or C++, with everything that it needs."""
     check_runtime()
@@ -143,13 +143,11 @@ def bundle(
         raise CommandError(
             f"the bundle can't be written: {error.filename or output} ({error.strerror})", ExitCode.LOCAL
         ) from error
-    stdout().print(f"bundle    {output}", highlight=False, markup=False, soft_wrap=True)
-    stdout().print(
-        f"build     cmake -S {output} -B {output}/build && cmake --build {output}/build",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    build = f"cmake -S {output} -B {output}/build && cmake --build {output}/build"
+    if as_json:
+        print_json({"bundle": str(output), "build": build})
+    else:
+        print_plain(f"bundle    {output}\nbuild     {build}")
 
 
 def check_runtime() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from tunefarm.cli.completion import job_ids
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.options import AsJson, Data, Server, Token, checked_npz, print_json, print_plain, stdout
 from tunefarm.cli.progress import display
+from tunefarm.cli.remarks import remarks
 from tunefarm.client.client import Client
 from tunefarm.client.values import Inference, Job
 from tunefarm.embedded.service import connect_or_start
@@ -54,7 +54,7 @@ def infer(
     """
     checked_npz(inputs)
     settings = load(server=server, token=token, data=data)
-    console = Console(stderr=True)
+    console = remarks()
     with connect_or_start(settings, console.print) as service:
         client = service.client
         try:

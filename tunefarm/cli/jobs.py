@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
@@ -34,6 +34,7 @@ from tunefarm.cli.options import (
     stdout,
 )
 from tunefarm.cli.progress import display, footprint_text, task_table
+from tunefarm.cli.remarks import remarks
 from tunefarm.client.values import Job
 
 
@@ -80,7 +81,7 @@ def watch(
     job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Follow a job to its end."""
-    with connected(server, token, data) as service, display(Console(stderr=True), silent=as_json) as shown:
+    with connected(server, token, data) as service, display(remarks(), silent=as_json) as shown:
         finished = follow_job(service, service.client.job_id(job), shown)
     if as_json:
         print_json(asdict(finished))

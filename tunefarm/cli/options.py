@@ -6,9 +6,8 @@ import json
 import math
 import os
 import platform
-import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -24,6 +23,7 @@ from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
 from system.command import CommandError
 from tunefarm.cli.completion import job_ids
+from tunefarm.cli.remarks import say
 from tunefarm.embedded.service import Service, connect, connect_or_open
 from tunefarm.errors import InputError
 from tunefarm.settings import load
@@ -184,8 +184,13 @@ def print_list(
 
 def print_one(found: DataclassInstance, as_json: bool, line: str) -> None:
     """Print a dataclass as JSON, or a line about it."""
+    print_fields(asdict(found), as_json, line)
+
+
+def print_fields(found: Mapping[str, Any], as_json: bool, line: str) -> None:
+    """Print fields as JSON, or a line about them."""
     if as_json:
-        print_json(asdict(found))
+        print_json(found)
     else:
         print_plain(line)
 
@@ -207,8 +212,3 @@ def print_plain(line: str) -> None:
 def time_text(at: float) -> str:
     """Return a time, in epoch seconds, to the minute in the local time zone."""
     return datetime.fromtimestamp(at).isoformat(" ", "minutes")
-
-
-def say(line: str) -> None:
-    """Print a line on standard error; standard output is for results."""
-    print(line, file=sys.stderr)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from system.packages import python_path
 from tunefarm.cli.options import (
@@ -21,8 +20,8 @@ from tunefarm.cli.options import (
     checked_features,
     print_json,
     print_plain,
-    say,
 )
+from tunefarm.cli.remarks import say
 from tunefarm.client.client import Client
 from tunefarm.embedded.service import StackMonitor
 from tunefarm.settings import load
@@ -84,7 +83,7 @@ def up(
                 said = unable
                 time.sleep(1.0)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
+        say("stopped")
 
 
 def server(context: typer.Context) -> None:

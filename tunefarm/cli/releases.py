@@ -19,9 +19,9 @@ from tunefarm.cli.options import (
     Token,
     opened,
     prepared_output,
+    print_fields,
     print_list,
     print_one,
-    print_plain,
     time_text,
 )
 from tunefarm.client.values import Release
@@ -65,30 +65,37 @@ def fetch(
     server: Server = None,
     token: Token = None,
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch the compiled model that a name points to."""
     folder = prepared_output(output)
     with opened(server, token, data) as service:
         download = partial(service.client.download_release, name, target=target, bundle=bundle)
         fetch_artifact(folder, download, bundle=bundle)
-    print_plain(f"artifact  {folder}")
+    print_fields({"name": name, "artifact": str(folder)}, as_json, f"artifact  {folder}")
 
 
 @app.command()
 def delete(
-    name: Name, target: Target = "native", server: Server = None, token: Token = None, data: Data = None
+    name: Name,
+    target: Target = "native",
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a name on a device class. The artifact stays."""
     with opened(server, token, data) as service:
         service.client.delete_release(name, target)
-    print_plain(f"{name} is deleted")
+    print_fields({"name": name, "deleted": True}, as_json, f"{name} is deleted")
 
 
 @app.command()
-def key(server: Server = None, token: Token = None, data: Data = None) -> None:
+def key(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
     """Print the public key that the service signs artifacts with."""
     with opened(server, token, data) as service:
-        print(service.client.signing_key())
+        found = service.client.signing_key()
+    print_fields({"key": found}, as_json, found)
 
 
 def _row(one: Release) -> tuple[str, ...]:

@@ -19,15 +19,18 @@ from tunefarm.cli.options import (
     prepared_output,
     print_json,
     print_plain,
-    say,
 )
+from tunefarm.cli.remarks import say
 from tunefarm.embedded.service import connect_or_start, wait_for_device
 from tunefarm.settings import load
 
 
 def best(
     workload: Annotated[
-        str, typer.Argument(metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`.")
+        str,
+        typer.Argument(
+            metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`, or the start of it."
+        ),
     ],
     target: Target = "native",
     server: Server = None,
@@ -38,7 +41,7 @@ def best(
     """Show the best schedule known of a workload."""
     with connect_or_start(load(server=server, token=token, data=data), say) as service:
         wait_for_device(service, target)
-        schedule = service.client.best(workload, target)
+        schedule = service.client.best(service.client.workload_hash(workload), target)
     if as_json:
         print_json(asdict(schedule))
     else:
@@ -50,18 +53,23 @@ def best(
 
 def show(
     workload: Annotated[
-        str, typer.Argument(metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`.")
+        str,
+        typer.Argument(
+            metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`, or the start of it."
+        ),
     ],
     target: Target = "native",
     naive: Annotated[bool, typer.Option("--naive", help="The program before it is scheduled.")] = False,
     server: Server = None,
     token: Token = None,
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the best program of a workload as loops, in TVMScript."""
     from tunefarm.client.metaschedule_files import load_compiler
 
     with connect_or_start(load(server=server, token=token, data=data), say) as service:
+        workload = service.client.workload_hash(workload)
         module_json = service.client.workload(workload)
         schedule = None
         if not naive:
@@ -69,10 +77,15 @@ def show(
             schedule = service.client.best(workload, target)
     workloads = load_compiler("compiler.workload")
     module = workloads.from_json(module_json)
+    if schedule is not None:
+        module = load_compiler("compiler.lowering.trace").apply_trace(module, schedule.trace)
+    if as_json:
+        found = None if schedule is None else asdict(schedule)
+        print_json({"workload": workload, "schedule": found, "tvmscript": workloads.tvmscript(module)})
+        return
     if schedule is None:
         print_plain("# as imported, before it is scheduled")
     else:
-        module = load_compiler("compiler.lowering.trace").apply_trace(module, schedule.trace)
         noise = "" if schedule.noise is None else f", varying by {schedule.noise:.0%}"
         if schedule.noise is not None and schedule.noise > NOISY:
             noise += " (noisy: the device was disturbed)"

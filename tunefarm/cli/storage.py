@@ -13,7 +13,7 @@ import typer
 
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.cli.options import Data, print_plain
+from tunefarm.cli.options import AsJson, Data, print_json, print_plain
 from tunefarm.embedded.folder import DataFolder
 from tunefarm.settings import load
 
@@ -23,25 +23,32 @@ STORE_VARIABLE = "TUNEFARM_BLOB_STORE"
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE")]
 
 
-def backup(file: BackupFile, data: Data = None) -> None:
+def backup(file: BackupFile, data: Data = None, as_json: AsJson = False) -> None:
     """Write a copy of the service's database to a file. The service may keep running.
 
     TUNEFARM_DATABASE_URL names the database; by default, it is the data folder's.
     """
     with _failures() as storage:
         storage.backup(os.environ.get(VARIABLE) or _folder(data).database_url, file)
-    print_plain(f"{file} is a copy of the database ({file.stat().st_size >> 10} KiB)")
-    if os.environ.get(STORE_VARIABLE):
-        print_plain(f"models and artifacts are in {os.environ[STORE_VARIABLE]}: now copy that too")
+    size, store = file.stat().st_size, os.environ.get(STORE_VARIABLE)
+    if as_json:
+        print_json({"file": str(file), "bytes": size, "blob_store": store})
+        return
+    print_plain(f"{file} is a copy of the database ({size >> 10} KiB)")
+    if store:
+        print_plain(f"models and artifacts are in {store}: now copy that too")
 
 
-def restore(file: BackupFile, data: Data = None) -> None:
+def restore(file: BackupFile, data: Data = None, as_json: AsJson = False) -> None:
     """Replace the database with a copy that `backup` wrote. Stop servers and schedulers first.
 
     The copy is checked first. A replaced SQLite database is kept beside the new one.
     """
     with _failures() as storage, _owned(data) as url:
         kept = storage.restore(url, file)
+    if as_json:
+        print_json({"file": str(file), "replaced": kept and str(kept)})
+        return
     if kept is not None:
         print_plain(f"the database that was replaced is {kept}: delete it when you no longer need it")
     print_plain(f"the database was restored from {file}: start the service, which brings it up to date")
@@ -50,6 +57,7 @@ def restore(file: BackupFile, data: Data = None) -> None:
 def migrate(
     to: Annotated[str, typer.Option(metavar="REVISION", help="An older one before a downgrade.")] = "head",
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database to the schema of this release, or to an older one. Stop the service first.
 
@@ -63,7 +71,10 @@ def migrate(
             database.migrate(to)
         finally:
             database.close()
-    print_plain("the database has the schema of this release" if to == "head" else f"the schema is {to}")
+    if as_json:
+        print_json({"schema": to})
+    else:
+        print_plain("the database has the schema of this release" if to == "head" else f"the schema is {to}")
 
 
 def _folder(data: Path | None) -> DataFolder:

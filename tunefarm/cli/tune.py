@@ -51,6 +51,7 @@ from tunefarm.cli.options import (
     stdout,
 )
 from tunefarm.cli.progress import display, footprint_text, layer_table, task_table
+from tunefarm.cli.remarks import remarks
 from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.sizes import IncompleteShape, Size, SizesError, sizes_of
@@ -415,7 +416,7 @@ def run_job(
         ]
         for place in _folder_names(targets)
     ]
-    console = Console(stderr=True)
+    console = remarks()
     with connect_or_start(settings, console.print, checked_features(features)) as service:
         client = service.client
         try:

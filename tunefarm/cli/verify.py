@@ -19,7 +19,8 @@ from core.exit_code import ExitCode
 from core.library_weights import WeightsError, open_whole
 from system.command import CommandError
 from tunefarm.cli.compiled import check_runtime
-from tunefarm.cli.options import AsJson, checked_model, checked_npz, print_json, print_plain, say, stdout
+from tunefarm.cli.options import AsJson, checked_model, checked_npz, print_json, print_plain, stdout
+from tunefarm.cli.remarks import say
 from tunefarm.client.artifact import QUANTIZED
 from tunefarm.client.metaschedule_files import load_compiler
 from tunefarm.client.model_files import ModelFiles

@@ -13,8 +13,8 @@ from tunefarm.cli.options import (
     Server,
     Token,
     connected,
+    print_fields,
     print_list,
-    print_plain,
     print_secret,
     time_text,
 )
@@ -22,7 +22,9 @@ from tunefarm.client.values import StoredWebhook, WebhookDelivery
 
 app = typer.Typer(help="Let the service send events to other programs.", rich_markup_mode=None)
 
-WebhookId = Annotated[str, typer.Argument(metavar="ID", help="As `tunefarm webhook list` shows it.")]
+WebhookId = Annotated[
+    str, typer.Argument(metavar="ID", help="As `tunefarm webhook list` shows it, or the start of it.")
+]
 
 
 @app.command()
@@ -65,11 +67,17 @@ def deliveries(
 
 
 @app.command()
-def delete(webhook_id: WebhookId, server: Server = None, token: Token = None, data: Data = None) -> None:
+def delete(
+    webhook_id: WebhookId,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
     """Delete a webhook with its messages."""
     with connected(server, token, data) as service:
         service.client.delete_webhook(webhook_id)
-    print_plain(f"webhook {webhook_id} is deleted")
+    print_fields({"id": webhook_id, "deleted": True}, as_json, f"webhook {webhook_id} is deleted")
 
 
 def _row(one: StoredWebhook) -> tuple[str, ...]:

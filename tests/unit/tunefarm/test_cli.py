@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
@@ -520,17 +522,22 @@ def test_a_live_table_is_drawn_until_it_is_interrupted(monkeypatch: pytest.Monke
     assert len(drawn) == 3
 
 
-# All commands but those that hand their arguments on.
-COMMANDS = [str(group.name) for group in app.registered_groups] + [
-    one.name or (one.callback.__name__ if one.callback else "").replace("_", "-")
-    for one in app.registered_commands
-    if one.context_settings is None
-]
+def commands_of(command: Any, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Return a command and its subcommands by their words, except those that hand their arguments on."""
+    found = {words: command}
+    for name, one in getattr(command, "commands", {}).items():
+        if not one.context_settings.get("ignore_unknown_options"):
+            found |= commands_of(one, (*words, name))
+    return found
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
+COMMANDS = commands_of(get_command(app))
+RESULTS = {words: one for words, one in COMMANDS.items() if words not in [(), ("mcp",)]}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_fits_a_narrow_terminal_with_whole_sentences(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = []
@@ -539,8 +546,36 @@ def test_help_fits_a_narrow_terminal_with_whole_sentences(
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert max(map(len, texts[0].splitlines())) <= 80
-    listed = texts[0].partition("Commands:")[2]
-    assert "..." not in listed
+    assert "..." not in texts[0].partition("Commands:")[2]
+
+
+def test_every_command_with_a_result_takes_json_and_quiet() -> None:
+    for words, command in RESULTS.items():
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        if getattr(command, "commands", None) and not command.invoke_without_command:
+            continue
+        assert "--json" in flags, words
+        assert "--quiet" in flags or hasattr(command, "commands"), words
+
+
+def test_the_first_page_of_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, []) == ExitCode.OK
+    named = capsys.readouterr().out.partition("Commands:")[2].replace(",", " ").replace(".", " ").split()
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert set(commands) <= set(named)
+
+
+def test_a_quiet_command_prints_its_result_alone(
+    fake: FakeService, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compile", str(model), "--output", str(tmp_path / "out"), "--server", fake.url]
+    for flags in ([], ["--quiet"], ["-q"]):
+        assert run(app, [*command, *flags]) == ExitCode.OK
+        printed = capsys.readouterr()
+        assert "artifact" in printed.out
+        assert (printed.err == "") is bool(flags)
+    assert run(app, ["compile", str(tmp_path / "none"), "--quiet"]) == ExitCode.BAD_INPUT
+    assert "there is no file" in failure(capsys)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
