@@ -93,3 +93,9 @@ def test_scheduler_app_imports_neither_tvm_nor_xgboost() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
     assert scheduler_app.QUEUE == "tunefarm"
+
+
+def test_a_missing_client_of_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_app, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"client isn't installed: pip install 'tunefarm\[redis\]'"):
+        make_app("redis://host:6379/0")

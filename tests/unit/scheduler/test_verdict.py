@@ -47,6 +47,12 @@ def test_a_tie_is_reported() -> None:
     assert verdict.message == f"{latency}, no slower than untuned (1e+03 ms) within the noise of the timings"
 
 
+def test_an_equal_latency_is_not_called_faster() -> None:
+    runs = [timed("tuned", [0.010] * 5), timed("untuned", [0.0101] * 5), timed("published", [0.0102] * 5)]
+    said = "10 ms, as fast as untuned (10.1 ms), as fast as what was published before (10.2 ms)"
+    assert judge(runs).message == said
+
+
 def test_an_earlier_model_is_replaced_only_by_an_equally_fast_model() -> None:
     runs = [timed("tuned", around(1.003, 0.01)), timed("published", around(1.0, 0.01))]
     assert judge(runs).run.kind == "published"
