@@ -16,6 +16,10 @@ from core.instruction_sets import X86_ARCHS
 FLOAT32 = "float32"
 # The prefix of a rate of dot products, such as "dotbfloat16". The rate of "int8" is its dot products' rate.
 DOT = "dot"
+# The prefix of a rate of AMX's products of tiles: "amxint8" and "amxbfloat16".
+AMX = "amx"
+# The vectors of 64 bytes that AMX multiplies in a cycle: a product of tiles of 16x64 bytes takes 16 cycles.
+AMX_RATE, AMX_VECTOR_BYTES = 16.0, 64
 MAX_TYPE_CHARS = 16
 # The version of calibration: profiles measured by another version are measured again.
 VERSION = 4
@@ -37,7 +41,8 @@ class Profile:
     third are the cache that all multiprocessors share. `gather_cycles` is the latency of a load from memory.
     `launch_s` is the time that one more kernel adds to a CUDA graph. `multiply_adds` also has the rates of
     tensor cores, under "tensor" and the type; float32 is multiplied there in TF32. A CPU's rate of dot
-    products of bfloat16, in vectors of operands, is under "dotbfloat16".
+    products of bfloat16, in vectors of operands, is under "dotbfloat16", and AMX's rates are under "amxint8"
+    and "amxbfloat16".
     """
 
     hertz: float
@@ -101,9 +106,14 @@ def assumed_profile(arch: str, features: tuple[str, ...], cores: int) -> Profile
     wide = "avx512f" in features
     registers = 32 if wide or not is_x86 else 16
     has_fma = not is_x86 or "fma" in features or wide
+    rates = {FLOAT32: 2.0 if has_fma else 1.0}
+    vector_bytes = 64 if wide else 32 if "avx2" in features else 16
+    for feature, rate in (("amx_int8", AMX + "int8"), ("amx_bf16", AMX + "bfloat16")):
+        if feature in features:
+            rates[rate] = AMX_RATE * AMX_VECTOR_BYTES / vector_bytes
     return Profile(
         hertz=3.0e9,
-        multiply_adds={FLOAT32: 2.0 if has_fma else 1.0},
+        multiply_adds=rates,
         latency_cycles=4.0 if has_fma else 8.0,
         registers=registers,
         loads=2.0,

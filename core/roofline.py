@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from core.profile import DOT, FLOAT32, Profile
+from core.profile import AMX, DOT, FLOAT32, Profile
 
 # The fractions of the limit above which the verdict is that nothing, little or something can be gained.
 NOTHING_LEFT, LITTLE_LEFT, SOME_LEFT = 0.95, 0.85, 0.6
@@ -29,14 +29,18 @@ class Limits:
         return self.profile.memory_rate_all * self.profile.hertz
 
     def flops_per_s(self, dtype: str = FLOAT32) -> float:
-        """Return the operations per second for an element type, by dot products or on tensor cores if they
-        support it.
+        """Return the operations per second for an element type, by dot products, AMX or on tensor cores if
+        they support it.
         """
         bits = _BITS.search(dtype)
         item_bytes = max(int(bits[0]) // 8, 1) if bits else 1
         rates = [self.profile.issue(dtype)]
         if dtype != FLOAT32:  # tensor cores compute float32 only as TF32
-            rates += [self.profile.multiply_adds.get(prefix + dtype, 0.0) for prefix in (_TENSOR, DOT)]
+            # The rate of bytes doesn't depend on their signs.
+            name = dtype.removeprefix("u") if dtype == "uint8" else dtype
+            known = self.profile.multiply_adds
+            rates += [known.get(prefix + dtype, 0.0) for prefix in (_TENSOR, DOT)]
+            rates.append(known.get(AMX + name, 0.0))
         lanes = max(self.vector_bytes // item_bytes, 1)
         return 2 * lanes * max(rates) * self.profile.hertz * self.cores
 

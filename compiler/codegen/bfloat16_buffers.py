@@ -68,8 +68,6 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         for allocated in find_all(function.body, AllocBuffer)
         if str(allocated.buffer.ty.dtype) == "bfloat16"
     }
-    if not bits:
-        return function
 
     def allocate(statement: AllocBuffer) -> AllocBuffer:
         buffer = bits.get(statement.buffer)
@@ -89,17 +87,25 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
             else tirx.reinterpret(found.ty.dtype, tirx.BufferLoad(buffer, found.indices))
         )
 
+    def rewrite(call: Call) -> Any:
+        match op_name(call):
+            case "reinterpret":
+                return _reinterpret_once(call)
+            case "type_annotation" if str(call.ty.dtype) == "bfloat16":  # of a pointer
+                return tirx.type_annotation("uint16")
+            case "buffer_data" if call.args[0] in bits:
+                return bits[call.args[0]].data
+        return call
+
     body = tvm_ffi.structural_map(
         function.body,
-        [(AllocBuffer, allocate), (BufferStore, store), (TensorLoad, load), (Call, _reinterpret_once)],
+        [(AllocBuffer, allocate), (BufferStore, store), (TensorLoad, load), (Call, rewrite)],
     )
     return function.with_body(body)
 
 
 def _reinterpret_once(call: Call) -> Any:
     """Return reinterpret(x) for reinterpret(reinterpret(x))."""
-    if op_name(call) != "reinterpret":
-        return call
     (inner,) = call.args
     is_twice = isinstance(inner, Call) and op_name(inner) == "reinterpret"
     return tirx.reinterpret(call.ty.dtype, inner.args[0]) if is_twice else call

@@ -13,6 +13,7 @@ from tvm.ir import Call, StringImm
 from tvm.tirx import AttrStmt, PrimFunc
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.tile_instructions import tile_calls
 from compiler.tir_nodes import find_all
 
 # The prefixes of the functions' names; the number of lanes follows.
@@ -73,7 +74,10 @@ def import_functions(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def calls_dot_products(function: PrimFunc) -> bool:
-    return any(name.startswith((DPBF16PS, BFDOT, BFMMLA)) for name in _called(function))
+    """Return whether a function has dot products of bfloat16, or products of tiles of them."""
+    if any(name.startswith((DPBF16PS, BFDOT, BFMMLA)) for name in _called(function)):
+        return True
+    return any(product.rows == "bfloat16" for _, product in tile_calls(function.body))
 
 
 def _called(function: PrimFunc) -> set[str]:

@@ -20,6 +20,7 @@ from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
+from compiler.codegen.tile_instructions import use_tiles
 
 PIPELINE = "tunefarm"
 UNTUNED = "tunefarm_untuned"
@@ -30,7 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: finish(keep_on_stack(prefetch_operands(load_lanes(module))))
+        return lambda module: finish(use_tiles(keep_on_stack(prefetch_operands(load_lanes(module)))))
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()

@@ -23,6 +23,7 @@ import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScr
 from compiler.lowering.gpu import wmma_intrinsics
 from search.sketches.block_products import block_product
 from search.sketches.intrinsics import BY_NAME, Intrinsic, register_intrinsic
+from search.sketches.tile_products import tile_product
 from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
@@ -77,6 +78,11 @@ def _register(name: str) -> None:
         from compiler.lowering import block_products
 
         block_products.register(product)
+        return
+    if (tiles := tile_product(name)) is not None:
+        from compiler.lowering import tile_products
+
+        tile_products.register(tiles)
         return
     if name in (VNNI, *NARROW_VNNI):
         from compiler.lowering import vnni_dot_products as vnni

@@ -13,6 +13,8 @@ with
     K  steps until the accumulators are stored
     U  steps that are unrolled
     spills: the cost of accumulators beyond the registers
+A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
+stores.
 The node takes as many steps as it has iterations, minus those that add known zeros (search.cost.sparsity).
 """
 
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from core.profile import AMX_VECTOR_BYTES
 from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
@@ -36,6 +39,7 @@ from search.sketches.factors import Ints
 from search.sketches.intrinsics import intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import StageKind
+from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
 
 # Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
 # between.
@@ -64,6 +68,12 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     # A partial tile takes as long as a full one.
     steps = nest.inside[0].prod(axis=0, dtype=np.float64) / body.tile.prod(axis=0, dtype=np.float64)
     steps = steps / body.depth * remaining_share(nest, body.unrolled)
+    product = intrinsic_of(nest.stage)
+    if isinstance(product, TileProduct):
+        # Sums are in tiles, so no vector registers are missing.
+        spills = np.zeros_like(spills)
+        products = body.tile.prod(axis=0, dtype=np.float64) / (product.tall * product.lanes)
+        step = products * _product_cycles(product, parameters) / product.steps
     return {
         "vector_width": body.width.astype(np.float64),
         "vector_waste": body.instructions * body.lanes / body.width,
@@ -73,6 +83,18 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
         "inner_reduction": body.kept,
         "cycles": steps * step,
     }
+
+
+def _product_cycles(product: TileProduct, parameters: CostParameters) -> float:
+    """Return the cycles of an intrinsic of AMX: its instructions, or the loads of their operands if these
+    take longer, and the loads and stores of its sums. Every row of a tile is loaded or stored by itself.
+    """
+    tiles = len(product.row_tiles) * len(product.lane_tiles)
+    one = AMX_VECTOR_BYTES * TILE_ROWS * SUMS / parameters.device.vector_bytes
+    multiplied = tiles * one / parameters.issue_of(product.rate)
+    loaded = product.tall + len(product.lane_tiles) * product.each / product.column_depth
+    sums = product.tall * len(product.lane_tiles)
+    return product.steps * max(multiplied, loaded / parameters.loads) + sums / parameters.loads + sums
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.rules.derive import ConditionKind, Rule, State, when
-from search.sketches.intrinsics import best_intrinsic
+from search.sketches.intrinsics import best_intrinsics
 from search.stages.cpu import Tiled
 from search.stages.inlined import Fused
 
@@ -32,9 +32,15 @@ def tensorize(state: State) -> list[State]:
     An elementwise consumer, or else a copy out of a small buffer, may follow each tile of the first or second
     level.
     """
-    intrinsic = best_intrinsic(state.dag, state.current, state.device)
-    assert intrinsic is not None
-    plain = Tiled(state.current.name, TILING, intrinsic=intrinsic.name)
+    return [
+        put
+        for intrinsic in best_intrinsics(state.dag, state.current, state.device)
+        for put in _tiled_by(state, intrinsic.name)
+    ]
+
+
+def _tiled_by(state: State, intrinsic: str) -> list[State]:
+    plain = Tiled(state.current.name, TILING, intrinsic=intrinsic)
     tiles = [replace(plain, epilogue_level=level) for level in EPILOGUE_LEVELS]
     consumer = state.epilogue()
     if consumer is None:
@@ -45,6 +51,6 @@ def tensorize(state: State) -> list[State]:
 
 TENSORIZE = Rule(
     "Tensorize",
-    lambda s: when(best_intrinsic(s.dag, s.current, s.device) is not None, ConditionKind.APPLY),
+    lambda s: when(bool(best_intrinsics(s.dag, s.current, s.device)), ConditionKind.APPLY),
     tensorize,
 )

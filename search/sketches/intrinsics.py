@@ -9,9 +9,9 @@ Arm's smmla, ummla and bfmmla multiply two rows at once: `tall` is 2. Their sums
 rows, so an intrinsic repeats them before it restores the order.
 
 Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, so pmaddwd multiplies bytes as
-int16. x86 has no instruction for int8 times int8. Shifting one side by 128 would change the computation. AMX
-multiplies larger tiles, which have to be configured. `search.sketches.block_products` describes sequences of
-instructions that multiply blocks of packed weights.
+int16. Only AMX has an instruction for int8 times int8 on x86. Shifting one side by 128 would change the
+computation. `search.sketches.tile_products` describes AMX's products of tiles, and
+`search.sketches.block_products` sequences of instructions that multiply blocks of packed weights.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ from search.sketches.block_products import (
 )
 from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
+from search.sketches.tile_products import (
+    INSTRUCTIONS,
+    TileProduct,
+    fitting_product,
+    neighbours_of,
+    tile_product,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,11 @@ class Intrinsic:
     @property
     def instruction_depth(self) -> int:
         return self.depth // self.steps
+
+    @property
+    def column_depth(self) -> int:
+        """The elements along the depth that lie side by side in the columns."""
+        return self.instruction_depth
 
     @property
     def rate(self) -> str:
@@ -114,20 +126,42 @@ def dot_product(features: Collection[str], lanes: int, columns: str, sums: str =
     return None
 
 
+def best_intrinsics(dag: Dag, node: Node, device: Device) -> list[Intrinsic | BlockProduct | TileProduct]:
+    """Return the device's intrinsics that match the node and may be fastest: a product of tiles, and the best
+    of the others. Tiles are slower where they are small.
+    """
+    tiles = best_tile_product(dag, node, device)
+    other = best_intrinsic(dag, node, device)
+    return [one for one in (tiles, other) if one is not None]
+
+
 def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | BlockProduct | None:
-    """Return the device's best intrinsic that matches the node."""
+    """Return the device's best intrinsic that matches the node, except products of tiles."""
     for intrinsic in INTRINSICS:
         if set(intrinsic.features) <= set(device.features) and match_roles(dag, node, intrinsic):
             return intrinsic
     return best_block_product(dag, node, device)
 
 
-def intrinsic_of(stage: Stage) -> Intrinsic | BlockProduct | None:
+def best_tile_product(dag: Dag, node: Node, device: Device) -> TileProduct | None:
+    """Return the device's largest product of tiles that matches the node."""
+    for name, instruction in INSTRUCTIONS.items():
+        if set(instruction.features) <= set(device.features):
+            least = TileProduct(1, neighbours_of(name), 1, neighbours_of(name), name)
+            roles = match_roles(dag, node, least)
+            if roles is not None:
+                rows, lanes, depth = (node.axes[axis].extent for axis in roles.extents)
+                return fitting_product(rows, lanes, depth, name)
+    return None
+
+
+def intrinsic_of(stage: Stage) -> Intrinsic | BlockProduct | TileProduct | None:
     """Return the intrinsic of a tiled stage; None without one."""
-    return BY_NAME.get(stage.intrinsic) or block_product(stage.intrinsic)
+    name = stage.intrinsic
+    return BY_NAME.get(name) or tile_product(name) or block_product(name)
 
 
-def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
+def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic | TileProduct) -> Roles | None:
     """Return the intrinsic's roles in `node`; None if the node doesn't match or the extents don't divide."""
     lane = node.vector_axis
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
@@ -142,7 +176,7 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
         depth = _contiguous_axis(rows)
         if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
             extents = {lane: intrinsic.lanes, depth: intrinsic.depth}
-            if intrinsic.tall > 1:
+            if intrinsic.tall > 1 or isinstance(intrinsic, TileProduct):
                 row = _row_axis(node, rows, columns)
                 if row is None or node.axes[row].extent % intrinsic.tall:
                     continue
@@ -164,12 +198,11 @@ def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
 
 def stage_roles(dag: Dag, stage: Stage) -> Roles | BlockRoles:
     """Return the roles in a tensorized stage. Raises ValueError if the intrinsic doesn't match the node."""
-    node, product = dag.node[stage.node], block_product(stage.intrinsic)
-    found = (
-        match_roles(dag, node, BY_NAME[stage.intrinsic])
-        if product is None
-        else block_roles(dag, node, product)
-    )
+    node, intrinsic = dag.node[stage.node], intrinsic_of(stage)
+    if isinstance(intrinsic, BlockProduct):
+        found: Roles | BlockRoles | None = block_roles(dag, node, intrinsic)
+    else:
+        found = match_roles(dag, node, intrinsic) if intrinsic else None
     if found is None:
         raise ValueError(f"{stage.intrinsic} does not compute {stage.node}")
     return found
@@ -201,7 +234,7 @@ def _row_axis(node: Node, rows: BufferAccess, columns: BufferAccess) -> int | No
 def _fits(
     dag: Dag,
     node: Node,
-    intrinsic: Intrinsic,
+    intrinsic: Intrinsic | TileProduct,
     operands: tuple[BufferAccess, BufferAccess],
     axes: tuple[int, int],
 ) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from search.dag import AxisKind
 from search.programs.program import Program
-from search.sketches.intrinsics import BY_NAME, intrinsic_extents
+from search.sketches.intrinsics import intrinsic_extents, intrinsic_of
 from search.sketches.stage import Stage
 
 
@@ -62,12 +62,16 @@ class PackingMap:
         inner = [
             _Part(dim, 1, size[dim], False) for axis in intrinsic for dim in dims if axis_of[dim] == axis
         ]
-        known = BY_NAME.get(stage.intrinsic)
-        if known is not None and known.steps > 1:
-            # Each instruction reads all lanes: the depth is split into steps, which come first.
+        known = intrinsic_of(stage)
+        if known is not None and inner[-1].factor > known.column_depth:
+            # Each instruction reads all lanes: the depth is split into groups, which come first.
             *lanes, depth = inner
-            each = depth.factor // known.steps
-            inner = [replace(depth, stride=each, factor=known.steps), *lanes, replace(depth, factor=each)]
+            each = known.column_depth
+            inner = [
+                replace(depth, stride=each, factor=depth.factor // each),
+                *lanes,
+                replace(depth, factor=each),
+            ]
         parts += inner
         is_padded = any(
             math.prod(factors[dim]) * size[dim] > node.axes[axis].extent for dim, axis in axis_of.items()

@@ -8,7 +8,7 @@ from compiler.lowering.cpu.packing_map import PackingMap
 from compiler.lowering.cpu.tiles import TileLowering
 from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
-from search.sketches.intrinsics import intrinsic_extents, stage_roles
+from search.sketches.intrinsics import intrinsic_extents, intrinsic_of, stage_roles
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, read_kind
 
@@ -20,11 +20,14 @@ def tile_lowering(lowering: Lowering, stage: Stage) -> StageLowering:
 
 class IntrinsicTileLowering(TileLowering):
     """A tiled node whose innermost loops, over lanes and depth, become an intrinsic. The operand `columns`
-    needs the layout that the instruction reads.
+    needs the layout that the instruction reads: lanes with a few neighbours along the depth.
     """
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
+        intrinsic = intrinsic_of(stage)
+        assert intrinsic is not None
+        self._intrinsic = intrinsic
         self._columns = stage_roles(self.program.sketch.dag, stage).columns
         self._column_copy: Any = None
 
@@ -92,6 +95,11 @@ class IntrinsicTileLowering(TileLowering):
             if axis in by_axis:
                 by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
                 inner.append(part)
+        side_by_side = self._intrinsic.column_depth
+        if self.primitives.extent(inner[-1]) > side_by_side:
+            *lanes, depth = inner
+            groups, depth = self.schedule.split(depth, [None, side_by_side])
+            inner = [groups, *lanes, depth]
         outer = [by_axis[axis] for axis in axes]
         self.schedule.reorder(*outer, *inner)
         self.schedule.unroll(inner[-1])
