@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ from tvm.target.codegen import llvm_get_cpu_features
 from compiler.boards import Board, find_board
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets, llvm_names
+from system.linux import request_tiles
+
+_log = logging.getLogger(__name__)
 
 # The folders and files in which Linux describes the machine.
 ROOT = Path("/")
@@ -30,12 +34,14 @@ SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Cache sizes that are assumed if Linux doesn't report them: those of a small core.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
 # The prefixes of features that the search and the estimate use, as /proc/cpuinfo spells them.
-FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon", "i8mm", "bf16")
+FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon", "i8mm", "bf16", "amx")
 # Linux lists these only if it saves their registers on a context switch, even if the processor has them.
-NEED_SAVED_REGISTERS = ("avx", "avx512f")
-# Instruction sets that are never enabled beyond LLVM's processor: programs must request AMX from Linux, and
-# TVM's vector lengths are fixed at compile time.
-NOT_ADDED = ("amx", "sve", "sme")
+NEED_SAVED_REGISTERS = ("avx", "avx512f", "amx_tile")
+# AMX's tiles, as LLVM names them. Linux must permit them.
+TILES = "amx-tile"
+# Instruction sets that are never enabled beyond LLVM's processor: TVM's vector lengths are fixed at compile
+# time.
+NOT_ADDED = ("sve", "sme")
 AT_HWCAP, AT_HWCAP2 = 16, 26
 # The bits of features in these two words (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names.
 ARM_BITS = {"neon": 1, "fullfp16": 10, "rdm": 12, "complxnum": 14, "dotprod": 20, "sve": 22, "fp16fml": 23}
@@ -46,7 +52,8 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
     """Describe this machine's CPU. Candidates run on `cores`, by default on all that the process may use.
 
     The device disables the instruction sets in `without`, spelled as in Linux or LLVM, and all that depend on
-    them. It is then in another device class. A known board gets the cache sizes of its data sheet and, if
+    them. It is then in another device class. So does a device whose kernel refuses AMX. This process may use
+    AMX afterwards. A known board gets the cache sizes of its data sheet and, if
     LLVM doesn't recognize the processor, its processor's name. Raises FeatureError for an instruction set
     that the machine lacks.
     """
@@ -130,11 +137,32 @@ def _executed_features(
             raise FeatureError(f"this machine has no {spelling} to give up: leave it out")
         given_up += found
     if words:
-        given_up += [name for name in NEED_SAVED_REGISTERS if present.get(name) and name not in words]
+        unsaved = [
+            one
+            for one in instruction_sets(arch)
+            if one.word in NEED_SAVED_REGISTERS and one.word not in words
+        ]
+        given_up += [one.name for one in unsaved if present.get(one.name)]
+    if present.get(TILES) and TILES not in given_up and not _permits_tiles():
+        given_up.append(TILES)
     # LLVM knows the dependencies of instruction sets.
     switches = [f"+{name}" for name in sorted(present) if present[name]]
     left = _llvm_features(attributes, [*switches, *(f"-{name}" for name in sorted(given_up))])
     return {name: is_present and name in left for name, is_present in present.items()}
+
+
+def _permits_tiles() -> bool:
+    """Ask Linux to let this process use AMX's tiles; log why it refuses."""
+    try:
+        request_tiles()
+    except OSError as error:
+        _log.warning(
+            "Linux doesn't let this process use AMX (%s), so candidates don't use it: "
+            "update the kernel to 5.16 or later, or disable it by --features=-amx_tile",
+            error.strerror,
+        )
+        return False
+    return True
 
 
 def _host_cpu() -> str:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Linux, arch/x86/include/uapi/asm/prctl.h, and the number of the state of AMX's tiles.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
 if sys.platform == "linux":
@@ -34,6 +36,16 @@ def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: in
         prctl(_PR_SET_PDEATHSIG, with_signal)
     if parent_pid is not None and os.getppid() not in (parent_pid, 0):
         sys.exit("the process that started this one is gone")
+
+
+def request_tiles() -> None:
+    """Ask the kernel to let this process use AMX's tiles. The threads have the permission, too, and processes
+    that it forks, but no program that it starts.
+
+    Raises OSError if the kernel refuses: it is older than 5.16, or a thread's signal stack is too small. On
+    another kind of machine, the number may mean another system call, so don't call this there.
+    """
+    syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
 
 
 def boot_id() -> str:

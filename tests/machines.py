@@ -37,6 +37,7 @@ class Machine:
         patch.setattr(compiler.target, "ROOT", folder)
         patch.setattr(compiler.target, "_host_features", lambda: {name: name in has for name in names})
         patch.setattr(compiler.target, "_host_cpu", lambda: self.mcpu)
+        patch.setattr(compiler.target, "request_tiles", lambda: None)
         patch.setattr(platform, "machine", lambda: self.architecture)
 
 
@@ -146,6 +147,22 @@ MACHINES = {
         16,
         ("-avx512f", "-bmi", "-bmi2", "-gfni"),
         PMADDWD[1:],
+    ),
+    # A processor with AMX, which its kernel permits.
+    "sapphire-rapids": Machine(
+        "x86_64",
+        ZEN4_CPU_INFO.format(avx512=f"{ZEN4_AVX512}avx_vnni amx_bf16 amx_tile amx_int8 ").replace(
+            "sse4a", ""
+        ),
+        "sapphirerapids",
+        f"{AVX2} {AVX512} avxvnni gfni vaes vpclmulqdq amx-bf16 amx-tile amx-int8",
+        "amx_bf16 amx_int8 amx_tile avx avx2 avx512_bf16 avx512_bitalg avx512_vbmi2 avx512_vnni "
+        "avx512_vpopcntdq avx512bw avx512cd avx512dq avx512f avx512ifma avx512vbmi avx512vl avx_vnni fma "
+        "sse4_1 sse4_2",
+        64,
+        32,
+        ("-avx512fp16",),
+        (*ZEN4.intrinsics[:4], "dot_8x4_avx_vnni", *PMADDWD),
     ),
     "haswell": Machine(
         "x86_64",

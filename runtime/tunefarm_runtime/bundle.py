@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunefarm_runtime.errors import LoadError
 from tunefarm_runtime.library import RUNTIME_LIBRARIES, library_folder
-from tunefarm_runtime.manifest import Manifest, Tensor
+from tunefarm_runtime.manifest import TILES, Manifest, Tensor
 from tunefarm_runtime.signature import SIGNATURE
 from tunefarm_runtime.weights import whole
 
@@ -72,6 +72,8 @@ def companions(manifest: Manifest) -> dict[str, Path]:
 def describe(manifest: Manifest) -> bytes:
     """Return the content of `model.txt`, which `tunefarm.c` reads: a line for each input and output.
 
+    `tiles` says that Linux must permit AMX.
+
     A decoder's inputs that `tunefarm.c` keeps are its state: the number of earlier tokens, then the cache.
     """
     cache = manifest.cache
@@ -83,6 +85,7 @@ def describe(manifest: Manifest) -> bytes:
     return "\n".join(
         [
             f"threads {manifest.threads}",
+            *(["tiles"] if TILES in manifest.instructions else []),
             *([] if cache is None else [f"cache {cache.capacity} {cache.count}"]),
             *(line("state" if one.name in state else "input", one) for one in manifest.inputs),
             *(line("output", one) for one in manifest.outputs),

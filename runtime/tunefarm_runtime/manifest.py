@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +21,10 @@ from tunefarm_runtime.signature import check_signature, signed_digest
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 CPU_INFO = Path("/proc/cpuinfo")
+# The instruction set that needs the kernel's permission, and the system call that asks for it: arch_prctl,
+# ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+TILES, REQUEST_TILES = "amx_tile", (158, 0x1023, 18)
+_libc = ctypes.CDLL(None, use_errno=True)
 # Types whose elements the library keeps as codes in the low bits of a byte, as ml_dtypes does.
 NARROW = frozenset(
     {
@@ -204,6 +210,18 @@ class Manifest:
                 f"{self.folder} uses instructions that this machine lacks ({', '.join(lacking)}): "
                 "tune the model for this machine"
             )
+        if TILES in self.instructions and here == "x86_64":
+            _request_tiles(self.folder)
+
+
+def _request_tiles(folder: Path) -> None:
+    """Ask Linux to let this process use AMX's tiles. Raises LoadError if it refuses."""
+    if _libc.syscall(*map(ctypes.c_long, REQUEST_TILES)) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise LoadError(
+            f"{folder} uses AMX, and Linux doesn't let this process use it ({reason}): "
+            "update the kernel to 5.16 or later, or tune the model on a worker with --features=-amx_tile"
+        )
 
 
 def _instructions(file: Path) -> frozenset[str]:

@@ -1,8 +1,9 @@
 /* The functions of tunefarm.h, over the C interface of TVM's runtime (tvm/ffi/c_api.h). */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "tunefarm.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
@@ -161,6 +163,21 @@ static void parse_cache(tunefarm_model* model, const char* text) {
   model->count = strtoul(end, NULL, 10);
 }
 
+/* Ask Linux to let this process use AMX's tiles. */
+static tunefarm_status request_tiles(const char* folder) {
+#if defined(__linux__) && defined(__x86_64__)
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) != 0)
+    return status(TUNEFARM_FAILED,
+                  "%.400s uses AMX, and Linux doesn't let this process use it (%s): update the kernel to 5.16 or later, "
+                  "or tune the model on a worker with --features=-amx_tile",
+                  folder, strerror(errno));
+#else
+  (void)folder;
+#endif
+  return ok();
+}
+
 static tunefarm_status read_description(tunefarm_model* model, const char* folder, int* threads) {
   char path[MAX_LINE], line[MAX_LINE];
   snprintf(path, sizeof path, "%s/model.txt", folder);
@@ -171,6 +188,7 @@ static tunefarm_status read_description(tunefarm_model* model, const char* folde
     if (strncmp(line, "input ", 6) == 0) result = parse_tensor(&model->inputs, line + 6);
     else if (strncmp(line, "output ", 7) == 0) result = parse_tensor(&model->outputs, line + 7);
     else if (strncmp(line, "state ", 6) == 0) result = parse_tensor(&model->state, line + 6);
+    else if (strcmp(line, "tiles\n") == 0) result = request_tiles(folder);
     else if (strncmp(line, "cache ", 6) == 0) parse_cache(model, line + 6);
     else if (strncmp(line, "threads ", 8) == 0 && *threads == 0) *threads = atoi(line + 8);
   }

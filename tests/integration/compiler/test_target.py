@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -82,6 +83,24 @@ def test_a_target_has_no_feature_that_the_machine_lacks(
     target = parse_target(detect_device().target)
     known = {one.name for one in instruction_sets(machine.architecture)}
     assert {str(one) for one in llvm_get_cpu_features(target)} & known <= set(machine.llvm.split())
+
+
+def test_a_device_whose_kernel_refuses_amx_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = MACHINES["sapphire-rapids"]
+    machine.stand_in(monkeypatch, tmp_path)
+    before = detect_device()
+
+    def refuse() -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(compiler.target, "request_tiles", refuse)
+    device = detect_device()
+    assert set(before.features) - set(device.features) == {"amx_bf16", "amx_int8", "amx_tile"}
+    assert "-amx-tile" in json.loads(device.target)["mattr"]
+    assert "Linux doesn't let this process use AMX (Invalid argument)" in caplog.text
+    assert detect_device(without=("amx_tile",)).key == device.key
 
 
 def test_a_container_has_the_allowed_number_of_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

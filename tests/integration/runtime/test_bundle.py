@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -207,6 +208,11 @@ def test_cpp_runs_several_outputs_and_throws(tmp_path: Path) -> None:
     main = build(made, tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17", "-Wno-unused")
     assert output_of(main, str(made)) == (0, "y%251 -1 2.71828\n")
     assert output_of(main, str(made), "null") == (0, "y%251 -1 2.71828\n1 input an%20input is NULL\n")
+    if platform.machine() == "x86_64" and "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        description = (made / "model.txt").read_text()
+        (made / "model.txt").write_text(f"tiles\n{description}")
+        assert f"{made} uses AMX, and Linux doesn't let this process" in output_of(main, str(made))[1]
+        (made / "model.txt").write_text(description)
     assert output_of(main, "/nowhere") == (0, "2 /nowhere/model.txt can't be read: name a bundle's folder\n")
     (made / "model.so").write_bytes(b"not a library")
     _, text = output_of(main, str(made))

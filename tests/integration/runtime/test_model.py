@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,24 @@ def test_a_machine_without_the_instructions_is_refused(
     cpu_info.write_text(f"processor : 0\nflags\t: {' '.join(set(here) - {'sse4_2', 'popcnt'})}\n")
     with pytest.raises(LoadError, match=r"lacks \(popcnt, sse4_2\): tune the model for this machine"):
         load(changed(folder, tmp_path / "lacking"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names instruction sets of x86-64")
+def test_a_library_with_amx_asks_linux_for_permission(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [*json.loads((folder / "manifest.json").read_text())["instructions"], "amx_tile"]
+    monkeypatch.setattr(manifest, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t: {' '.join(here)}\n")
+    amx = changed(folder, tmp_path / "amx", instructions=here)
+    # Linux knows no state of this number.
+    monkeypatch.setattr(manifest, "REQUEST_TILES", (*manifest.REQUEST_TILES[:2], 63))
+    with pytest.raises(
+        LoadError, match=r"uses AMX, and Linux doesn't let this process use it \(.+\): update"
+    ):
+        load(amx)
+    monkeypatch.setattr(manifest, "_libc", SimpleNamespace(syscall=lambda *_: 0))
+    load(amx)
 
 
 def test_a_model_for_another_machine_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
@@ -50,3 +51,10 @@ def test_a_process_whose_parent_died_before_ends_at_once() -> None:
 def test_a_failed_system_call_raises() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         linux.prctl(-1, 0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the request is x86's")
+def test_a_refused_request_of_tiles_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "_XFEATURE_XTILEDATA", 63)  # Linux knows no state of this number
+    with pytest.raises(OSError, match=r"."):
+        linux.request_tiles()
