@@ -13,11 +13,11 @@ from pathlib import Path
 
 import tvm
 import tvm_ffi
-from tvm.ir import Var
-from tvm.tirx import AllocBuffer, PrimFunc, decl_buffer
+from tvm.ir import Call, Var
+from tvm.tirx import AllocBuffer, DeclBuffer, PrimFunc, buffer_data, decl_buffer
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, op_name
 
 KERNELS_START = 'extern "C"'
 OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")
@@ -42,6 +42,38 @@ def _declare(function: PrimFunc) -> PrimFunc:
         return function
     rename = (Var, lambda variable: declared.get(variable, variable))
     return function.with_body(tvm_ffi.structural_map(function.body, rename))
+
+
+def point_by_types(module: tvm.IRModule) -> tvm.IRModule:
+    """Make pointers to shared memory refer to a buffer of their own type.
+
+        a = T.decl_buffer((64,), "float32", data=buf_dyn_shmem.data)
+        b = T.decl_buffer((128,), "float16", data=buf_dyn_shmem.data)
+        T.tvm_access_ptr(T.type_annotation("float16"), a.data, ...)
+    ->
+        T.tvm_access_ptr(T.type_annotation("float16"), b.data, ...)
+
+    TVM gives reused memory the type of its first user, and then refuses pointers of other types. Offsets
+    count elements of the pointer's type from the same start.
+    """
+    return rewrite_prim_funcs(module, _point_by_types)
+
+
+def _point_by_types(function: PrimFunc) -> PrimFunc:
+    buffers = [one.buffer for one in find_all(function.body, DeclBuffer)]
+    of_type = {str(one.dtype): one for one in buffers if one.scope() == "shared.dyn"}
+
+    def point(call: Call) -> Call:
+        if op_name(call) != "tvm_access_ptr":
+            return call
+        annotation, data, *rest = call.args
+        pointed, dtype = data.args[0], str(annotation.ty.dtype)
+        if pointed.scope() != "shared.dyn" or str(pointed.dtype) == dtype:
+            return call
+        own = buffer_data(of_type[dtype])
+        return Call(call.op, [annotation, own, *rest], call.attrs, call.ty_args, ret_ty=call.ty)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (Call, point)))
 
 
 def use_mma_sync(source: str) -> str:

@@ -15,7 +15,7 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
-from compiler.codegen.fragments import declare_as_halves, use_mma_sync
+from compiler.codegen.fragments import declare_as_halves, point_by_types, use_mma_sync
 from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
@@ -35,7 +35,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()
-        return lambda module: finish(declare_as_halves(module))
+        return lambda module: finish(declare_as_halves(point_by_types(module)))
 
     return lower, finish_on_stack, finish_fragments
 

@@ -12,6 +12,7 @@ from compiler.lowering.cpu.tensor_tiles import tile_lowering
 from compiler.lowering.gpu.attention import AttentionLowering
 from compiler.lowering.gpu.kernels import ThreadKernelLowering, ThreadLocalLowering
 from compiler.lowering.gpu.rows import BlockReductionLowering, KeptInRegistersLowering, RowKernelLowering
+from compiler.lowering.gpu.tensor_attention import TensorAttentionLowering
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
 from compiler.lowering.gpu.tiles import GpuTileLowering
 from compiler.lowering.primitives import Primitives
@@ -27,6 +28,7 @@ from search.stages.gpu import (
     GpuTiled,
     KeptInRegisters,
     RowKernel,
+    TensorAttention,
     TensorTiled,
     ThreadKernel,
     ThreadLocal,
@@ -48,6 +50,7 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     KeptInRegisters: KeptInRegistersLowering,
     ThreadLocal: ThreadLocalLowering,
     AttentionKernel: AttentionLowering,
+    TensorAttention: TensorAttentionLowering,
     Attended: StageLowering,  # the kernel's lowering places it
 }
 

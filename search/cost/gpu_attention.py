@@ -1,4 +1,4 @@
-"""The analytic estimate of a GPU kernel that computes a whole attention."""
+"""The analytic estimates of GPU kernels that compute a whole attention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from search.cost.cost_parameters import CostParameters, balance_of
 from search.cost.gpu_analytic import GpuSpeeds, multiply_adds
-from search.programs.attention_tile import attention_tile
+from search.programs.attention_tile import TensorAttentionTile, attention_tile
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.sketches.attention import attention_of
@@ -14,6 +14,8 @@ from search.sketches.stage import Stage
 
 # The operations of one score in a softmax: two exponentials, a maximum, a sum and a division.
 SOFTMAX_STEPS = 40
+# A multiprocessor with fewer warps computes a softmax more slowly.
+WARPS = 4
 
 
 def attention_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
@@ -56,3 +58,40 @@ def attention_seconds(population: Population, stage: Stage, parameters: CostPara
         ]
     )
     return np.asarray(cycles.max(axis=0) / speeds.hertz + speeds.launch_s)
+
+
+def tensor_attention_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
+    """Return the seconds of a kernel on tensor cores: of its products, estimated like kernels of their own
+    (`tensor_seconds` in `gpu_analytic`), and of the softmax between them.
+    """
+    gpu, speeds = parameters.device.gpu, GpuSpeeds.of(parameters)
+    assert gpu is not None, "estimates of GPU programs are for GPUs"
+    tile = TensorAttentionTile.of(population, stage)
+    sizes, dag = tile.sizes, population.sketch.dag
+    found = attention_of(dag, dag.node[stage.node])
+    assert found is not None, "the stage computes an attention"
+    blocks = tile.blocks.astype(np.float64)
+    fitting = np.minimum(
+        gpu.resident_shared_bytes // tile.shared_bytes, gpu.resident_threads // (tile.warps * gpu.warp_size)
+    )
+    resident = np.minimum(np.clip(fitting, 1, gpu.resident_blocks), np.ceil(blocks / parameters.cores))
+    issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
+    operand = dag.buffer[found.scores.reads[tile.of_scores.first].buffer]
+    tensor_lanes = multiply_adds(parameters, operand, "tensor")
+    lanes = multiply_adds(parameters, dag.buffer[found.scores.write.buffer])
+    steps = tile.queries * sizes.keys * (tile.depth + tile.columns)
+    moved = sizes.keys * (tile.depth + tile.columns) * sizes.operand_bytes
+    fetches = np.ceil(sizes.keys / tile.keys) + np.ceil(sizes.keys / tile.weighted)
+    every = np.stack(
+        [
+            steps / tensor_lanes / issue,
+            moved / speeds.l2_bytes,
+            fetches * speeds.load_cycles / resident / tile.chosen("stages"),
+        ]
+    )
+    longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
+    active = np.minimum(resident * tile.warps / WARPS, 1.0)
+    softmax = SOFTMAX_STEPS * tile.queries * sizes.keys / lanes / active
+    of_block = longest + overlap * (every.sum(axis=0) - longest) / len(every) + softmax
+    busy = balance_of(blocks / resident, parameters.cores)
+    return np.asarray(blocks * of_block / parameters.cores / busy / speeds.hertz + speeds.launch_s)

@@ -75,7 +75,7 @@ class TensorTile:
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
         first, second = self.product.skews
         rows, row = (k, j) if self.product.second_by_rows else (j, k)
-        return i * _padded(k, first) * item, rows * _padded(row, second) * item
+        return i * padded(k, first) * item, rows * padded(row, second) * item
 
     @property
     def is_narrow(self) -> bool:
@@ -86,13 +86,13 @@ class TensorTile:
     def result_bytes(self) -> Ints:
         """The shared memory of the results' tile, with padded rows."""
         item = self.population.sketch.dag.buffer[self.node.write.buffer].item_bytes
-        return np.asarray(self.tile("i") * _padded(self.tile("j"), WIDE_SKEW) * item)
+        return np.asarray(self.tile("i") * padded(self.tile("j"), WIDE_SKEW) * item)
 
     @property
     def shared_bytes(self) -> Ints:
         return np.asarray(np.sum(self.operand_bytes, axis=0) * self.stages + self.result_bytes)
 
 
-def _padded(length: Ints, skew: int) -> Ints:
+def padded(length: Ints, skew: int) -> Ints:
     """Return the length of a padded row: each row starts `skew` elements further among the banks."""
     return length + (skew - length) % BANKS

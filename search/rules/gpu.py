@@ -11,12 +11,12 @@ from dataclasses import replace
 from search.dag import Dag, Node, extent_of
 from search.programs.attention_tile import AttentionTile
 from search.rules.derive import ConditionKind, Rule, State, when
-from search.sketches.attention import Attention, attention_of
+from search.sketches.attention import Attention, attention_of, attention_products
 from search.sketches.location import aligned_axes, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.row_registers import along_row, fills_row, readers_of_buffer
 from search.sketches.stage import Stage, StageKind
-from search.sketches.tensor_core import match_product
+from search.sketches.tensor_core import SIDE, match_product
 from search.stages.gpu import (
     Attended,
     AttentionKernel,
@@ -24,6 +24,7 @@ from search.stages.gpu import (
     GpuTiled,
     KeptInRegisters,
     RowKernel,
+    TensorAttention,
     TensorTiled,
     ThreadKernel,
     ThreadLocal,
@@ -51,6 +52,37 @@ def fused_attention(state: State) -> list[State]:
           warps for q1; threads for e: y[q, b, e] = sum over k of p[q1, k] * value[b, k, e]
     """
     return [state.put(AttentionKernel(state.current.name))]
+
+
+def tensor_attention(state: State) -> list[State]:
+    """Compute a whole attention in one kernel, both products on tensor cores.
+
+        for b, q, k, d: s[b, q, k] += query[b, q, d] * key[b, d, k]
+        for b, q, k: p[b, q, k] = softmax(s[b, q, k])
+        for b, q, e, k: v[b, q, e] += p[b, q, k] * value[b, k, e]
+        for q, b, e: y[q, b, e] = v[b, q, e]
+    ->
+        blocks for b, q0:
+          for k0:
+            fetch key[b, d, k] of the block into shared memory
+            warps for q1, k1: s[q1, k] += query[b, q, d] * key[b, d, k], in units of 16 x 16 x 16
+          warps for q1; threads for k: p[q1, k] = softmax(s[q1, k])
+          warps for q1, e1:
+            for k0:
+              fetch value[b, k, e] into shared memory
+              v[q1, e] += p[q1, k] * value[b, k, e], in units of 16 x 16 x 16
+            threads for q, e: y[q, b, e] = v[q1, e]
+    """
+    found = attention_of(state.dag, state.current)
+    assert found is not None
+    assert state.device.gpu is not None
+    products = attention_products(state.dag, found, state.device.gpu)
+    assert products is not None
+    of_scores, of_values = products
+    fetched = [found.scores.reads[index] for index in (of_scores.first, of_scores.second)]
+    fetched.append(found.values.reads[of_values.second])
+    shared = tuple(dict.fromkeys(read.buffer for read in fetched))
+    return [state.put(TensorAttention(state.current.name, shared=shared))]
 
 
 def follow_attention(state: State) -> list[State]:
@@ -218,10 +250,27 @@ def _starts_attention(state: State) -> bool:
     return in_float32 and fits and {*types.values()} <= {"float32", "float16"}
 
 
+def _starts_tensor_attention(state: State) -> bool:
+    """Return whether an attention ends here whose softmax is computed in float32 and whose products tensor
+    cores compute in float16. The scores of 16 queries must fit shared memory.
+    """
+    gpu = state.device.gpu
+    found = attention_of(state.dag, state.current) if state.is_output else None
+    if gpu is None or found is None:
+        return False
+    products = attention_products(state.dag, found, gpu)
+    if products is None or {product.operand for product in products} != {"float16"}:
+        return False
+    softmax = {state.dag.buffer[node.write.buffer].dtype for node in (found.stored, *found.sums)}
+    tile = AttentionTile.of(state.dag, found)
+    least = SIDE * tile.keys * (tile.item_bytes + tile.operand_bytes)
+    return softmax == {"float32"} and least <= gpu.dynamic_shared_bytes
+
+
 def _attention_around(state: State) -> Attention | None:
     """Return the attention in whose kernel the current node is computed."""
     for stage in state.stages:
-        if stage.kind is StageKind.ATTENTION:
+        if stage.kind in (StageKind.ATTENTION, StageKind.TENSOR_ATTENTION):
             return attention_of(state.dag, state.dag.node[stage.node])
     return None
 
@@ -378,6 +427,11 @@ GPU_RULES: tuple[Rule, ...] = (
         "FusedAttention",
         lambda s: when(_starts_attention(s), ConditionKind.APPLY),
         fused_attention,
+    ),
+    Rule(
+        "TensorAttention",
+        lambda s: when(_starts_tensor_attention(s), ConditionKind.APPLY),
+        tensor_attention,
     ),
     Rule(
         "SpecialComputeLocation",

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.device import Gpu
 from search.dag import Dag, Node
 from search.sketches.location import aligned_axes
 from search.sketches.predicates import elementwise_consumer, needs_tiling
+from search.sketches.tensor_core import MatrixProduct, axes_of, match_product
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,23 @@ def attention_of(dag: Dag, output: Node) -> Attention | None:
     if not rows:
         return None
     return Attention(scores, stored[0], sums, weights[0], values, output, rows[:-1], rows[-1])
+
+
+def attention_products(dag: Dag, found: Attention, gpu: Gpu) -> tuple[MatrixProduct, MatrixProduct] | None:
+    """Return the scores and the weighted values as matrix products whose rows are queries and whose sums are
+    float32; None if tensor cores can't compute both.
+    """
+    products = []
+    for node in (found.scores, found.values):
+        product = match_product(dag, node, gpu)
+        if product is None or product.sums != "float32":
+            return None
+        aligned = aligned_axes(dag, found.output, node)
+        rows = [axis for axis in axes_of(product.parts, "i") if node.axes[axis].extent > 1]
+        if [aligned.get(axis) for axis in rows] != [found.queries]:
+            return None
+        products.append(product)
+    return products[0], products[1]
 
 
 def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class StageKind(StrEnum):
     TENSOR = "tensor cores"
     BLOCKS = "blocks"
     ATTENTION = "attention"
+    TENSOR_ATTENTION = "attention on tensor cores"
     ATTENDED = "attended"
 
 

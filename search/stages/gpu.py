@@ -11,9 +11,9 @@ from core.device import Gpu
 from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
 from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
-from search.cost.gpu_attention import attention_seconds
+from search.cost.gpu_attention import attention_seconds, tensor_attention_seconds
 from search.dag import AxisKind, Dag, extent_of
-from search.programs.attention_tile import attention_tile
+from search.programs.attention_tile import TensorAttentionTile, attention_tile
 from search.programs.gpu_nest import FETCH, GpuTile
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
@@ -251,6 +251,41 @@ def _(stage: AttentionKernel, population: Population) -> NDArray[np.bool_]:
 @estimate_stage.register
 def _(stage: AttentionKernel, population: Population, parameters: CostParameters) -> Estimate:
     return Estimate(attention_seconds(population, stage, parameters))
+
+
+class TensorAttention(Stage):
+    """A kernel that computes a whole attention, both products on tensor cores. Each block keeps the scores of
+    a few tiles of queries in shared memory. `warps j` and `fragments j` divide the keys of the scores, and
+    `fragments k` those of the weighted values.
+    """
+
+    kind = StageKind.TENSOR_ATTENTION
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        for kind in TENSOR_KINDS:
+            yield Choice(kind, self.node, TENSOR_TILES)
+        yield Choice("unroll", self.node, UNROLL_STEPS[:3])
+        yield Choice("stages", self.node, STAGES)
+        yield from _fetch_lanes(sketch, self)
+
+
+@is_valid.register
+def _(stage: TensorAttention, population: Population) -> NDArray[np.bool_]:
+    gpu, tile = _gpu_of(population), TensorAttentionTile.of(population, stage)
+    sizes, stages = tile.sizes, tile.chosen("stages")
+    keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
+    # At most half of a tile is padding.
+    keep &= (tile.queries == SIDE) | (tile.queries <= 2 * sizes.queries)
+    keep &= (tile.columns == SIDE) | (tile.columns <= 2 * sizes.width)
+    keep &= tile.keys <= max(2 * sizes.keys, SIDE)
+    keep &= tile.weighted <= max(2 * sizes.keys, SIDE)
+    keep &= (stages == 1) | (stages <= -(-sizes.keys // np.maximum(tile.keys, tile.weighted)))
+    return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
+
+
+@estimate_stage.register
+def _(stage: TensorAttention, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(tensor_attention_seconds(population, stage, parameters))
 
 
 class Attended(Stage):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.tirx import IterVar
 
-from compiler.lowering.gpu.tensor_cores import SHARED
+from compiler.lowering.gpu.fragments import SHARED
 from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import Lowering, StageLowering
 from search.dag import Node

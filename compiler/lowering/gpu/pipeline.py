@@ -9,9 +9,11 @@ from compiler.lowering.stage import StageLowering
 from core.device import ASYNC_COPIES_SINCE
 
 
-def pipeline(lowering: StageLowering, loop: Any, operands: Sequence[str], stages: int) -> None:
+def pipeline(
+    lowering: StageLowering, loop: Any, operands: Sequence[str], stages: int, steps: int = 1
+) -> None:
     """Pipeline a loop whose first children copy `operands` to shared memory, which holds `stages` tiles of
-    each operand. One stage leaves the loop unchanged.
+    each operand. The other children are `steps` that compute. One stage leaves the loop unchanged.
 
         for k0: fetch(k0); compute(k0)
     ->                                           # 2 stages
@@ -26,8 +28,8 @@ def pipeline(lowering: StageLowering, loop: Any, operands: Sequence[str], stages
         return
     schedule, gpu = lowering.schedule, lowering.device.gpu
     assert gpu is not None
-    schedule.annotate(loop, "software_pipeline_stage", [*[0] * len(operands), stages - 1])
-    schedule.annotate(loop, "software_pipeline_order", list(range(len(operands) + 1)))
+    schedule.annotate(loop, "software_pipeline_stage", [*[0] * len(operands), *[stages - 1] * steps])
+    schedule.annotate(loop, "software_pipeline_order", list(range(len(operands) + steps)))
     is_computed = any(name in lowering.program.sketch.dag.producer for name in operands)
     if gpu.capability >= ASYNC_COPIES_SINCE and not is_computed:
         schedule.annotate(loop, "software_pipeline_async_stages", [0])

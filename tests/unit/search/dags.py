@@ -192,6 +192,14 @@ def joined_attention(heads: int = 2, length: int = 32, size: int = 8) -> Dag:
     return dag(_operands(heads, length, size), [*_attention(heads, length, size), joined])
 
 
+def attention_of_halves(heads: int = 2, length: int = 32, size: int = 16) -> Dag:
+    """A joined attention of float16, summed in float32. Its softmax is computed in float32."""
+    joined = node("joined", {"i": length, "h": heads, "c": size}, ["attention[h, i, c]"], flops=0.0)
+    nodes = [*_attention(heads, length, size), joined]
+    operands = _operands(heads, length, size)
+    return dag(operands, nodes, dtypes=dict.fromkeys((*operands, "weights", "joined"), "float16"))
+
+
 def _operands(heads: int, length: int, size: int) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("query", "key", "value"), (heads, length, size))
 
@@ -448,6 +456,7 @@ DAGS: dict[str, Callable[[], Dag]] = {
     "layer_norm_one_pass": layer_norm_one_pass,
     "attention": attention,
     "joined_attention": joined_attention,
+    "attention_of_halves": attention_of_halves,
     "norm": norm,
     "argmax": argmax,
     "add_relu": add_relu,

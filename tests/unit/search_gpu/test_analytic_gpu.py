@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,26 @@ def test_one_kernel_for_an_attention_is_faster_than_three() -> None:
     rng = np.random.default_rng(0)
     best = estimate(sample(fused, 64, rng), GPU).seconds.min()
     assert best < min(estimate(sample(other, 64, rng), GPU).seconds.min() for other in others)
+
+
+def test_an_attention_is_faster_on_tensor_cores() -> None:
+    assert GPU.gpu is not None
+    gpu = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=160 << 10))
+    sketches = generate(dags.attention_of_halves(12, 384, 64), gpu)
+    assert "attention on tensor cores" in sketches[1].key
+    rng = np.random.default_rng(0)
+    first, on_tensor_cores, *others = (
+        estimate(sample(sketch, 256, rng), gpu).seconds.min() for sketch in sketches
+    )
+    assert on_tensor_cores < min(first, *others)
+
+
+def test_an_attention_on_tensor_cores_keeps_its_scores_in_shared_memory() -> None:
+    sketch = generate(dags.attention_of_halves(2, 128, 16), GPU)[1]
+    population = sample(sketch, 256, np.random.default_rng(0))
+    queries = 16 * population.chosen("joined", "warps i") * population.chosen("joined", "fragments i")
+    # Scores and weights of 128 keys: 768 bytes for each query, in 48 KiB.
+    assert set(queries) == {16, 32}
 
 
 def test_an_attentions_block_keeps_its_scores_in_shared_memory() -> None:

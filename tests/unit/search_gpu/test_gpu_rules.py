@@ -141,6 +141,22 @@ def test_an_attention_is_tried_in_one_kernel_if_its_rows_fit_shared_memory() -> 
     assert found == [[fused, *others], others]
 
 
+def test_tensor_cores_compute_a_whole_attention_if_its_products_are_large_enough() -> None:
+    assert GPU.gpu is not None
+    on_lanes, on_tensor_cores, *_ = keys(dags.attention_of_halves())
+    assert on_lanes.endswith("; attention joined")
+    assert on_tensor_cores == on_lanes.replace("attention joined", "attention on tensor cores joined")
+    # Scores and weights of 16 queries: 6 bytes for each key.
+    for shared_bytes, count in ((6 * 32 * 16, 1), (6 * 32 * 16 - 1, 0)):
+        small = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=shared_bytes))
+        found = generate(dags.attention_of_halves(), small)
+        assert sum("attention on tensor cores" in sketch.key for sketch in found) == count
+    narrow, without = dags.attention_of_halves(size=8), replace(GPU.gpu, capability=69)
+    assert not [key for key in keys(narrow) if "attention on tensor cores" in key]
+    found = generate(dags.attention_of_halves(), replace(GPU, gpu=without))
+    assert not [sketch for sketch in found if "attention on tensor cores" in sketch.key]
+
+
 def test_tensor_cores_multiply_an_attentions_products_in_kernels_of_their_own() -> None:
     graph = dags.joined_attention()
     in_tf32 = replace(graph, nodes=tuple(replace(one, rounds_to="tf32") for one in graph.nodes))
