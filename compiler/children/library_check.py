@@ -104,9 +104,8 @@ def _shapes_of_file(manifest: Manifest) -> dict[str, Shape]:
     shapes = {spec.name: spec.shape for spec in manifest.inputs}
     if manifest.cache is None:
         return shapes
-    file_has_position = any(one.name == manifest.cache.position for one in manifest.cache.derived)
-    if not file_has_position:
-        del shapes[manifest.cache.position]
+    del shapes[manifest.cache.position]
+    shapes |= {one.name: one.shape for one in manifest.cache.derived if one.name == manifest.cache.position}
     for name, axis in manifest.cache.moved.items():
         *others, rows = shapes[name]
         shapes[name] = (*others[:axis], rows, *others[axis:])

@@ -25,7 +25,7 @@ from compiler.importing.spec import ModelError, NoReference, first_line
 from compiler.importing.values import from_storage, to_storage
 from compiler.measuring.outputs import compare_outputs, far_off
 from compiler.target import parse_target
-from compiler.verifying.decoder_cache import check_cache
+from compiler.verifying.decoder_cache import check_cache, check_shorter_steps
 from compiler.verifying.edges import (
     QUOTIENT_IS_OPEN,
     ZERO_DIVISORS,
@@ -61,18 +61,19 @@ class Agreement:
 def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreement]:
     """Compare the outputs of a model with the outputs of ONNX Runtime, PyTorch, XLA or LiteRT, as `verify`
     does."""
+    on_gpu = parse_target(tuned_for).kind.name == "cuda"
+    if on_gpu and isinstance(file, OnnxModel | ExportedProgram):
+        file = file.as_function()
     if isinstance(file, OnnxModel):
-        if parse_target(tuned_for).kind.name == "cuda":
-            file = file.as_function()
         if file.file.cache is not None:
             check_cache(file.file)
         yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
     if not isinstance(file, Defined):
         raise NoReference("a TVM module is defined by TVM alone")
-    if isinstance(file, ExportedProgram) and parse_target(tuned_for).kind.name == "cuda":
-        file = file.as_function()
     model = file.to_relax()
+    if isinstance(file, ExportedProgram):
+        check_shorter_steps(file, model.computed_in)
     imported: Imported | None = None
     extents = index_extents_of(file)
     first: Mapping[str, Array] = {}

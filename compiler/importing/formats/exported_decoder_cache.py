@@ -1,19 +1,21 @@
-"""Find the cache of an exported decoder: buffers into which each call writes the rows of a token.
+"""Find the cache of an exported decoder: buffers into which each call writes the rows of new tokens.
 
     keys = index_put(b_keys, [None, None, cache_position], rows)    # index_copy_, or y[:, :, at] = rows
     return keys, logits                                             # the program updates its buffer `keys`
 
 The library keeps such buffers, writes the rows in place and doesn't return them. The program's own masks hide
-rows that hold no token yet.
+rows that hold no token yet. A program of several tokens takes all of their positions. The library takes the
+first, and computes the others.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.importing.spec import CacheSpec, Derived, TensorSpec
+from compiler.importing.spec import CacheSpec, Derived, Shape, TensorSpec
 from core.decoder_names import TOKENS
 
 # Operators that return the elements of their first argument in the same order.
@@ -28,7 +30,8 @@ class CacheNotInPlace(Exception):
 class KeptCache:
     """A program without its buffers among the outputs, and its cache.
 
-    `inputs` ends with the position and the buffers. `writes` maps the nodes that write rows to their axes.
+    `inputs` ends with the position of the first new token and the buffers. `writes` maps the nodes that write
+    rows to their axes.
     """
 
     program: Any
@@ -57,23 +60,29 @@ def find_cache(program: Any, inputs: tuple[TensorSpec, ...], buffers: dict[str, 
     if len(capacities) != 1:
         raise CacheNotInPlace(f"its buffers have different lengths, {sorted(capacities)}")
     (position,), (capacity,) = positions, capacities
-    tokens = _tokens([spec for spec in inputs if spec.name not in {*buffers.values(), position}])
-    if capacity < 2:
-        raise CacheNotInPlace("its buffers hold a single token")
-    kept = _without_outputs(program, set(buffers))
+    count = math.prod(specs[position].shape)
+    tokens, token_axis = _tokens(
+        [spec for spec in inputs if spec.name not in {*buffers.values(), position}], count
+    )
+    if capacity <= count:
+        raise CacheNotInPlace(f"its buffers hold {capacity} tokens, and it writes {count} at once")
+    kept = _rewritten(program, set(buffers), position, specs[position].shape)
     outputs = {str(name): nodes[str(name)].meta["val"].shape for name in kept.graph_signature.user_outputs}
+    output_axes = {name: 1 for name, shape in outputs.items() if len(shape) > 1 and shape[1] == count}
+    if count > 1 and (others := outputs.keys() - output_axes):
+        raise CacheNotInPlace(f"its output '{min(others)}' doesn't have one row for each of {count} tokens")
+    first_position = replace(specs[position], shape=(1,) * len(specs[position].shape))
     spec = CacheSpec(
         position=position,
         capacity=capacity,
-        count=1,
+        count=count,
         buffers=axes,
-        tokens={tokens.name: min(1, len(tokens.shape) - 1)},
-        outputs={name: 1 for name, shape in outputs.items() if len(shape) > 1 and shape[1] == 1},
+        tokens={tokens.name: token_axis},
+        outputs=output_axes,
         derived=(Derived(position, "int64", specs[position].shape, False),),
     )
-    last = [specs[position], *(specs[name] for name in axes)]
-    first = [one for one in inputs if one not in last]
-    return KeptCache(kept, (*first, *last), spec, writes)
+    first = [one for one in inputs if one.name != position and one.name not in axes]
+    return KeptCache(kept, (*first, first_position, *(specs[name] for name in axes)), spec, writes)
 
 
 def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, str]:
@@ -86,34 +95,48 @@ def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, s
             f"its buffer '{buffer}' is also read, added to, or written at places of several axes"
         )
     place = node.args[1][axes[0]]
+    places = tuple(place.meta["val"].shape)
     while place.op == "call_function" and place.target.__name__.partition(".")[0] in _HANDS_ON:
         place = place.args[0]
     spec = specs.get(place.name)
-    if spec is None or spec.dtype != "int64" or spec.shape not in ((1,), (1, 1)):
-        raise CacheNotInPlace(f"no input of one int64 gives the place of new rows in its buffer '{buffer}'")
+    shapes = (places, (1, *places)) if len(places) == 1 else ((1,), (1, 1))
+    if spec is None or spec.dtype != "int64" or spec.shape not in shapes:
+        raise CacheNotInPlace(
+            f"no input with an int64 for each new token gives the places of rows in its buffer '{buffer}'"
+        )
     return axes[0], spec.name
 
 
-def _tokens(inputs: list[TensorSpec]) -> TensorSpec:
-    """Return the input with the new token, by its name. If no input has such a name, there must be only one
-    input."""
+def _tokens(inputs: list[TensorSpec], count: int) -> tuple[TensorSpec, int]:
+    """Return the input with the new tokens, by its name, and the axis of the tokens. If no input has such a
+    name, there must be only one input."""
     named = [spec for spec in inputs if spec.name in TOKENS]
     found = named or inputs
     if len(found) != 1:
         raise CacheNotInPlace(f"none of its inputs is called {', '.join(TOKENS)}")
     (tokens,) = found
     axis = min(1, len(tokens.shape) - 1)
-    if axis < 0 or tokens.shape[axis] != 1:
-        raise CacheNotInPlace(f"its input '{tokens.name}' has the shape {tokens.shape}, not one token")
-    return tokens
+    if axis < 0 or tokens.shape[axis] != count:
+        wanted = "one token" if count == 1 else f"{count} tokens"
+        raise CacheNotInPlace(f"its input '{tokens.name}' has the shape {tokens.shape}, not {wanted}")
+    return tokens, axis
 
 
-def _without_outputs(program: Any, names: set[str]) -> Any:
-    """Return a copy of a program that doesn't return values of these names."""
+def _rewritten(program: Any, names: set[str], position: str, shape: Shape) -> Any:
+    """Return a copy of a program that doesn't return values of these names, and takes the first of the
+    positions, whose shape it had taken."""
     torch = importlib.import_module("torch")
     signatures, graph = torch.export.graph_signature, torch.fx.Graph()
     copies: dict[Any, Any] = {}
-    for node in program.graph.nodes:
+    nodes = list(program.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    for node in placeholders:
+        copies[node] = graph.node_copy(node)
+        copies[node].name = node.name
+    if math.prod(shape) > 1:
+        (old,) = (node for node in placeholders if node.name == position)
+        copies[old] = _positions(torch, graph, copies[old], shape)
+    for node in nodes[len(placeholders) :]:
         if node.op == "output":
             results = tuple(copies[one] for one in node.args[0] if one.name not in names)
             graph.output(results).meta = dict(node.meta)
@@ -132,3 +155,20 @@ def _without_outputs(program: Any, names: set[str]) -> Any:
         constants=program.constants,
         verifiers=program.verifiers,
     )
+
+
+def _positions(torch: Any, graph: Any, first: Any, shape: Shape) -> Any:
+    """Make a placeholder the first position, and return a node with the positions in a shape."""
+    aten = torch.ops.aten
+    mode = first.meta["val"].fake_mode
+    first.meta = {"val": mode.from_tensor(torch.zeros((1,) * len(shape), dtype=torch.int64))}
+
+    def call(target: Any, *args: Any) -> Any:
+        node = graph.call_function(target, args)
+        with mode:
+            node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]))
+        return node
+
+    count = math.prod(shape)
+    steps = call(aten.arange.start_step, 0, count)
+    return call(aten.add.Tensor, first, call(aten.view.default, steps, list(shape)))

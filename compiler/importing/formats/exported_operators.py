@@ -482,12 +482,17 @@ def _index_put(node: Any, importer: Any) -> Any:
 
 
 def write_in_place(node: Any, importer: Any, axis: int) -> relax.Expr:
-    """Write the rows of a token into a buffer of a cache. An `index_put` would copy the buffer."""
+    """Write the rows of new tokens into a buffer of a cache, from the first token's place on. An `index_put`
+    would copy the buffer."""
     builder = importer.block_builder
     buffer, indices, rows, *_ = importer.retrieve_args(node)
     extents = extents_of(buffer)
-    place = builder.emit(relax.op.reshape(_places(importer, indices, extents)[axis], [1]))
-    written = [1 if k == axis else extent for k, extent in enumerate(extents)]
+    places = _places(importer, indices, extents)[axis]
+    count = math.prod(extents_of(places))
+    place = builder.emit(relax.op.reshape(places, [count]))
+    if count > 1:
+        place = builder.emit(relax.op.strided_slice(place, [0], [0], [1]))
+    written = [count if k == axis else extent for k, extent in enumerate(extents)]
     rows = builder.emit(relax.op.broadcast_to(cast(builder, rows, str(buffer.ty.dtype)), written))
     return builder.emit(write_rows(builder, buffer, rows, place, axis))
 

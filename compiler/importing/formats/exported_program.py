@@ -31,6 +31,13 @@ from compiler.constants.fold import static_shape
 from compiler.importing.formats import exported_operators, exported_reductions
 from compiler.importing.formats.exported_decoder_cache import CacheNotInPlace, KeptCache, find_cache
 from compiler.importing.formats.exported_operators import cast, is_float, write_in_place
+from compiler.importing.formats.exported_shapes import (
+    dimensions_of,
+    example_shapes,
+    is_extent,
+    is_guard,
+    with_sizes,
+)
 from compiler.importing.formats.model_file import Content, check_shapes, unique_names
 from compiler.importing.model import RelaxModel, checked_model
 from compiler.importing.node_names import NodeNames
@@ -341,6 +348,30 @@ def _refuse_random_numbers(graph: Any) -> None:
 
 
 def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
+    torch, program = _load(content)
+    failures: list[BaseException] = []
+    try:
+        with _quietly(), _collecting(failures):
+            exported = of_program(with_sizes(program, shapes))
+        for one in (exported.program, exported.decomposed):
+            _leave_out_nones(one)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _unreadable(torch, failures[0] if failures else error) from error
+    check_shapes(exported.inputs, shapes)
+    return exported.keep_cache()
+
+
+def read_open(content: Content) -> tuple[ExportedProgram, dict[str, tuple[int | str, ...]]]:
+    """Return a program for the shapes of its example inputs, and the dimensions of its inputs. Raises
+    ModelError."""
+    _, program = _load(content)
+    return read(content, example_shapes(program)), dimensions_of(program)
+
+
+def _load(content: Content) -> tuple[Any, Any]:
+    """Return PyTorch, and the program of a file as PyTorch loads it. Raises ModelError."""
     file = io.BytesIO(content)
     operators = _check(file)
     # PyTorch's own setting: only tensors and containers of tensors are unpickled, even if a caller requests
@@ -360,21 +391,16 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> ExportedProgram:
     try:
         file.seek(0)
         with _quietly(), _collecting(failures):
-            program = torch.export.load(file)
-        exported = of_program(program)
-        for one in (exported.program, exported.decomposed):
-            _leave_out_nones(one)
-    except ModelError:
-        raise
+            return torch, torch.export.load(file)
     except Exception as error:
-        cause = failures[0] if failures else error
-        raise ModelError(
-            f"PyTorch {torch.__version__} can't load the exported program ({_reason(cause)}): "
-            "export it with this version, or as ONNX"
-        ) from cause
-    exported = exported.keep_cache()
-    check_shapes(exported.inputs, shapes)
-    return exported
+        raise _unreadable(torch, failures[0] if failures else error) from error
+
+
+def _unreadable(torch: Any, cause: BaseException) -> ModelError:
+    return ModelError(
+        f"PyTorch {torch.__version__} can't load the exported program ({_reason(cause)}): "
+        "export it with this version, or as ONNX"
+    )
 
 
 def of_program(program: Any) -> ExportedProgram:
@@ -523,10 +549,10 @@ def _check_json(part: Any, key: str, operators: set[str]) -> None:
         for item in part:
             _check_json(item, key, operators)
     elif isinstance(part, dict):
-        if "expr_str" in part:
+        if "expr_str" in part and not is_extent(part["expr_str"]):
             raise ModelError(
-                "the exported program has dynamic dimensions: export it with example inputs of the shape "
-                "that it should be tuned for, without dynamic_shapes"
+                f"the exported program has a dynamic dimension {ascii(part['expr_str'])[:80]}, which isn't "
+                "computed by sums and products: export it without dynamic_shapes"
             )
         if part.get("use_pickle"):
             raise ModelError(
@@ -550,7 +576,13 @@ def _check_text(text: str, key: str, operators: set[str]) -> None:
         operators.add(text)
     elif key in ("in_spec", "out_spec"):
         _check_containers(text)
-    elif not (_NAME if key == "name" else _PATH).fullmatch(text):
+    elif key == "guards_code":
+        if not is_guard(text):
+            raise ModelError(
+                f"the exported program has a condition {ascii(text)[:80]}, which doesn't only compare "
+                "dimensions: export it without dynamic_shapes"
+            )
+    elif key != "expr_str" and not (_NAME if key == "name" else _PATH).fullmatch(text):
         raise ModelError(
             f"the exported program has a name {ascii(text)[:80]}, which no Python program has: {EXPORT_AGAIN}"
         )

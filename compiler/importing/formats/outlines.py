@@ -37,7 +37,8 @@ _Found = tuple[str, bool]
 
 
 def read_outline(data: bytes | IO[bytes]) -> ModelOutline:
-    """Return the outline of a model's file. Inputs of an ONNX model may have dynamic dimensions.
+    """Return the outline of a model's file. Inputs of ONNX models and exported programs may
+    have dynamic dimensions.
 
     Raises ModelError. Parsers are native code: strangers' files belong into a child process (see
     compiler.children.child).
@@ -49,6 +50,13 @@ def read_outline(data: bytes | IO[bytes]) -> ModelOutline:
         return _outline(
             format_, inputs, [output.name for output in proto.graph.output], _onnx_operators(proto)
         )
+    if format_ is ModelFormat.EXPORTED_PROGRAM:
+        program, dimensions = exported_program.read_open(content)
+        inputs = [
+            InputOutline(spec.name, spec.dtype, dimensions.get(spec.name, spec.shape))
+            for spec in program.inputs
+        ]
+        return _outline(format_, inputs, program.output_names, _operators(program))
     file = READERS[format_](content, {})
     inputs = [InputOutline(spec.name, spec.dtype, spec.shape) for spec in file.inputs]
     return _outline(format_, inputs, file.output_names, _operators(file))

@@ -82,6 +82,9 @@ def index_extents(file: ExportedProgram) -> dict[str, int]:
                 use = use.args[0]
             if use.op == "placeholder":
                 found[use.name] = min(extent, found.get(use.name, extent))
+    if file.cache is not None:  # the last of the new tokens fits into the buffers, too
+        cache = file.cache.spec
+        found[cache.position] = cache.capacity - cache.count + 1
     return found
 
 

@@ -13,10 +13,12 @@ import pytest
 from tunefarm_runtime import load
 
 from compiler.importing.formats.exported_program import ExportedProgram
+from compiler.importing.formats.outlines import read_outline
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import fuse, kernel_calls
 from compiler.importing.spec import ModelError
 from compiler.target import detect_device
+from compiler.verifying.decoder_cache import check_shorter_steps
 from compiler.verifying.imported import Imported, verify_file
 from tests.compiled import build_module
 from tests.compiled_models import manifest_of
@@ -116,6 +118,8 @@ def one_float_weight() -> tuple[Any, Sequence[Any]]:
 
 
 TOKEN = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+THREE_TOKENS = torch.zeros(1, 3, dtype=torch.long), torch.arange(3)
+DYNAMIC_TOKENS = {1: torch.export.Dim("tokens", max=5)}, {0: torch.export.Dim("tokens", max=5)}
 
 
 def caches() -> list[Any]:
@@ -148,7 +152,7 @@ class StaticCache(nn.Module):  # type: ignore[name-defined]
             self.register_buffer(f"value_cache_{layer}", torch.zeros(1, 2, TOKENS, HEAD))
 
     def heads(self, x: Any) -> Any:
-        return x.view(1, 1, -1, HEAD).transpose(1, 2)
+        return x.view(1, x.shape[1], -1, HEAD).transpose(1, 2)
 
     def forward(self, input_ids: Any, cache_position: Any) -> Any:
         x = self.embedding(input_ids)
@@ -164,7 +168,7 @@ class StaticCache(nn.Module):  # type: ignore[name-defined]
             ]
             query = self.heads(self.query(x)) * angle.cos()
             mixed = functional.scaled_dot_product_attention(query, *whole, attn_mask=seen)
-            x = x + mixed.transpose(1, 2).reshape(1, 1, -1)
+            x = x + mixed.transpose(1, 2).reshape(1, x.shape[1], -1)
         return self.out(x)
 
 
@@ -190,15 +194,25 @@ NETWORKS: Mapping[str, Callable[[], tuple[Any, Sequence[Any]]]] = {
 }
 
 
-def exported(network: Any, example: Sequence[Any]) -> ExportedProgram:
+def saved(network: Any, example: Sequence[Any], dynamic: Any = None) -> bytes:
+    """Return the file of a network, with dynamic dimensions if there are any."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        torch.export.save(torch.export.export(network.eval(), tuple(example)), buffer)
-    file = read_model(buffer.getvalue(), {})
-    assert isinstance(file, ExportedProgram)
-    return file
+        program = torch.export.export(network.eval(), tuple(example), dynamic_shapes=dynamic)
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def read(file: bytes, shapes: Mapping[str, tuple[int, ...]]) -> ExportedProgram:
+    program = read_model(file, shapes)
+    assert isinstance(program, ExportedProgram)
+    return program
+
+
+def exported(network: Any, example: Sequence[Any]) -> ExportedProgram:
+    return read(saved(network, example), {})
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -232,6 +246,87 @@ def test_a_static_cache_stays_in_the_library(writes: Callable[..., None], tmp_pa
             np.testing.assert_allclose(model.step(token)[0], wanted, rtol=1e-3, atol=1e-4)
         model.rewind(1)
         np.testing.assert_allclose(model.step([4, 5, 9])[0][:, -1:], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow_lane(seconds=20)
+def test_sizes_of_a_dynamic_program_share_a_cache(tmp_path: Path) -> None:
+    network = StaticCache(_copied_by_index).eval()
+    file, device = saved(network, THREE_TOKENS, DYNAMIC_TOKENS), detect_device(1)
+    for count in (1, 4):
+        program = read(file, {"input_ids": (1, count)})
+        imported = program.to_relax()
+        assert imported.cache is not None, imported.no_cache
+        assert (imported.cache.count, imported.cache.capacity) == (count, TOKENS)
+        if count > 1:
+            check_shorter_steps(program, imported.computed_in)
+        (tmp_path / f"tokens={count}").mkdir()
+        build_module(fuse(imported, device.target), {}, device.target, tmp_path / f"tokens={count}/model.so")
+        (tmp_path / f"tokens={count}/manifest.json").write_text(
+            manifest_of(imported, device.target).to_json()
+        )
+    model = load(tmp_path)
+    tokens = [3, 4, 5, 9, 2, 7]
+    with torch.no_grad():
+        wanted = network(torch.tensor([tokens]), torch.arange(TOKENS)).numpy()
+    for parts in ([1] * TOKENS, [4, 2], [3, 1, 2], [1, 4, 1]):
+        model.reset()
+        ends = np.cumsum(parts)
+        found = [model.step(tokens[end - part : end])[0] for part, end in zip(parts, ends, strict=True)]
+        np.testing.assert_allclose(np.concatenate(found, 1), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({}, r"input 'input_ids' has dynamic dimensions \(1, s\d+\): give its shape with --shape input_ids="),
+        ({"input_ids": (1,)}, r"input 'input_ids' has 2 dimensions, and \(1,\) has 1"),
+        ({"input_ids": (2, 2)}, r"input 'input_ids' has the dimensions \(1, s\d+\) and can't have the shape"),
+        ({"input_ids": (1, 2), "cache_position": (3,)}, "input 'cache_position' has the dimensions"),
+        (
+            {"input_ids": (1, TOKENS)},
+            rf"dimension s\d+ of input 'input_ids' can't be {TOKENS}: .* for 1 to 5",
+        ),
+        ({"ids": (1, 2), "input_ids": (1, 2)}, "the model has no input 'ids'"),
+    ],
+)
+def test_sizes_of_dynamic_dimensions_are_checked(shapes: Mapping[str, tuple[int, ...]], reason: str) -> None:
+    file = saved(StaticCache(_copied_by_index), THREE_TOKENS, DYNAMIC_TOKENS)
+    with pytest.raises(ModelError, match=reason):
+        read(file, shapes)
+
+
+def test_an_outline_has_dynamic_dimensions() -> None:
+    outline = read_outline(saved(StaticCache(_copied_by_index), THREE_TOKENS, DYNAMIC_TOKENS))
+    shapes = {one.name: one.shape for one in outline.inputs}
+    assert shapes["input_ids"] == (1, *(shapes["cache_position"] or ()))
+    assert str(shapes["cache_position"][0]).startswith("s")  # type: ignore[index]
+    assert all(one.supported for one in outline.operators)
+
+
+class SeesLaterTokens(StaticCache):
+    """Adds a mean over all new tokens to the outputs."""
+
+    def forward(self, input_ids: Any, cache_position: Any) -> Any:
+        return super().forward(input_ids, cache_position) + input_ids.float().mean()
+
+
+class LastToken(StaticCache):
+    """Returns a row for the last token only."""
+
+    def forward(self, input_ids: Any, cache_position: Any) -> Any:
+        return super().forward(input_ids, cache_position)[:, -1:]
+
+
+def test_a_step_that_mixes_its_tokens_is_refused() -> None:
+    file = exported(SeesLaterTokens(_copied_by_index), THREE_TOKENS)
+    with pytest.raises(ModelError, match="a step of 3 tokens computes another output"):
+        check_shorter_steps(file, "float32")
+
+
+def test_a_cache_of_several_tokens_needs_a_row_for_each() -> None:
+    assert (
+        "doesn't have one row for each of 3" in exported(LastToken(_copied_by_index), THREE_TOKENS).no_cache
+    )
 
 
 def _read_before(cache: Any, at: Any, rows: Any) -> None:

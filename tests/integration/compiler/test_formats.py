@@ -191,8 +191,9 @@ def _renamed(old: str, new: str) -> Any:
         ),
         (
             {"models/model.json": _renamed('"as_int": 1}', '"as_expr": {"expr_str": "exit()"}}')},
-            "dynamic dimensions",
+            "dynamic dimension 'exit",
         ),
+        ({"models/model.json": lambda part: {**part, "guards_code": ["exit()"]}}, "condition 'exit"),
         (
             {"data/weights/model_weights_config.json": _renamed('"use_pickle": false', '"use_pickle": true')},
             "pickled",
