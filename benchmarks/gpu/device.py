@@ -17,8 +17,8 @@ MEANINGLESS = "means nothing, no GPU was there: "
 STORED = Path(__file__).parents[2] / "docs"
 
 
-def detect() -> Device:
-    """Return the first GPU that CUDA shows, with its calibrated profile.
+def detect(calibrates: bool) -> Device:
+    """Return the first GPU that CUDA shows, with its profile if it `calibrates`.
 
     Needs its own process. Raises RuntimeError, which says why there is none.
     """
@@ -26,7 +26,7 @@ def detect() -> Device:
     from compiler.measuring.gpu_calibration import calibrate_gpu
 
     found = detect_gpu()
-    return replace(found, profile=calibrate_gpu(found, CALIBRATION_S))
+    return replace(found, profile=calibrate_gpu(found, CALIBRATION_S)) if calibrates else found
 
 
 def is_stand_in(device: Device) -> bool:

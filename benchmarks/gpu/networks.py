@@ -8,12 +8,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
 from rich.console import Console
 
 from benchmarks.device_class import NATIVE
+from benchmarks.fit.databases import read_databases
+from benchmarks.fit.fitting import estimated, pairs_right
+from benchmarks.fit.programs import ProgramsError
 from benchmarks.gpu.peers import COMPILED, GRAPHS, TorchNetwork, missing
 from benchmarks.networks.plan import TUNED
 from benchmarks.networks.session import Tuning, session
@@ -24,6 +28,7 @@ from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
 from core.model_latency import network_s
 from examples import make_models
+from search.cost.cost_parameters import FITTED
 
 FASTER_PYTORCH = "the faster PyTorch"
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")
@@ -35,6 +40,8 @@ CONVERTER = "onnx2torch"
 FASTER = at_least(1.0)
 # The largest allowed difference of the kernels' total latency from the published model's, in percent.
 CLOSE = at_most(10)
+# The share of pairs of a workload's programs that the estimate ranks right.
+RANKED = at_least(80)
 # Aims for trials a second while searching.
 PACE = at_least(10)
 
@@ -69,11 +76,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """A tuned network, its and its peers' latencies, and the largest difference of outputs."""
+    """A tuned network, its and its peers' latencies, and how many pairs of its programs the estimate ranks
+    right, of how many."""
 
     label: str
     tuning: Tuning
     timings: dict[str, Timings]
+    ranked: tuple[int, int] = (0, 0)
 
 
 def absent_peer() -> str:
@@ -87,10 +96,12 @@ def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
     """Tune and measure a network in an empty `folder`. Raises CommandError, ClientError."""
     model = folder / f"{plan.network}.onnx"
     onnx.save(plan.model(), model)
-    with _on_gpu(), session(folder / "data", plan.threads, NATIVE, console) as stack:
+    data = folder / "data"
+    with _on_gpu(), session(data, plan.threads, NATIVE, console) as stack:
         tuning = stack.tune(
             model, plan.trials, folder / "tuned", minutes=plan.minutes, tf32=plan.element_type == "tf32"
         )
+    ranked = _pairs_right(data / "tunefarm.db")
     inputs = random_inputs([(one.shape, one.dtype) for one in tuning.manifest.inputs], 0)
     files: dict[str, ModelFile] = {TUNED: TvmLibrary(tuning.library, gpu=True)}
     if not absent_peer():
@@ -101,7 +112,15 @@ def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
             one: processes.enter_context(ProcessContestant(file, plan.threads, inputs))
             for one, file in files.items()
         }
-        return NetworkResult(plan.label, tuning, measure(contestants, plan.rounds, Block()))
+        return NetworkResult(plan.label, tuning, measure(contestants, plan.rounds, Block()), ranked)
+
+
+def _pairs_right(database: Path) -> tuple[int, int]:
+    """Return how many pairs of the job's programs the estimate ranks right, and how many pairs there are."""
+    try:
+        return pairs_right(read_databases([database]), partial(estimated, factors=FITTED))
+    except ProgramsError:  # no trial was right
+        return 0, 0
 
 
 def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
@@ -134,8 +153,8 @@ def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
 
 
 def _search_figures(result: NetworkResult) -> list[Figure]:
-    """Return the figures of the search: how well the kernels' latencies predict the model's, and trials a
-    second."""
+    """Return the figures of the search: how well the kernels' latencies predict the model's, how well the
+    estimate ranks programs, and trials a second."""
     found, tuning = [], result.tuning
     summed_s, published_s = network_s(tuning.tasks), tuning.manifest.latency_s
     if summed_s and published_s:
@@ -143,6 +162,13 @@ def _search_figures(result: NetworkResult) -> list[Figure]:
         note = f"sum of kernels: {number(summed_s * 1e3)} ms, published: {number(published_s * 1e3)} ms"
         error = "error of the sum of kernels"
         found.append(figure(error, percent, "%", subject=result.label, aim=CLOSE, note=note))
+    right, pairs = result.ranked
+    if pairs:
+        name, condition = "pairs in the right order", "by the estimate"
+        percent = 100 * right / pairs
+        found.append(
+            figure(name, percent, "%", subject=result.label, condition=condition, count=pairs, aim=RANKED)
+        )
     if pace := tuning.search_trials_per_s:
         condition = "while searching"
         found.append(figure(TRIALS_A_SECOND, pace, "/s", subject=result.label, condition=condition, aim=PACE))

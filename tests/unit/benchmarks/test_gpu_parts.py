@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import sys
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.gpu import parts
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import command, networks, parts
 from benchmarks.gpu.parts import BESIDE_TRIALS_S, PARTS, Part, _run_command, run
+from benchmarks.gpu.requirements import missing_packages
+from benchmarks.networks.plan import TUNED
 from benchmarks.results import figures
 from benchmarks.results.output import Output
+from benchmarks.timing.interleaved import Timings
+from core.device import Device
+from tests.devices import GPU
+from tests.unit.benchmarks.measured import TUNING
 
 HELP = ("--help",)  # ends at once, and needs no GPU
 
@@ -76,3 +86,66 @@ def test_each_network_is_measured_in_each_type_and_metaschedule_comes_last() -> 
     networks = {part.arguments[5:] for part in PARTS if "--network" in part.arguments}
     assert len(networks) == 6 * 3
     assert all("MetaSchedule" in name for name in names[-3:])
+
+
+def test_packages_that_a_copied_checkout_lacks_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missing_packages() == []
+    known, find = metadata.requires, importlib.util.find_spec
+    absent = {"cffi", "celery"}  # cffi is needed by cryptography alone
+
+    def requires(name: str) -> list[str] | None:
+        if name in absent:
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sandbox" else find(name))
+    assert missing_packages() == ["celery", "cffi", "sandbox"]
+    assert gpu.main(["--json", "unused.json"]) == 1
+    said = capsys.readouterr().err
+    assert "this Python lacks celery, cffi, sandbox: install 'tunefarm[server,scheduler,worker]'" in said
+
+
+def test_a_fixed_time_includes_the_detection_and_parts_are_as_tiny_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated: list[bool] = []
+    seen: list[tuple[float, Sequence[str]]] = []
+
+    def detected(_name: str, _threads: int, _run: object, calibrates: bool) -> Device:
+        calibrated.append(calibrates)
+        return GPU
+
+    def run_parts(_parts: object, seconds: float, more: Sequence[str], _output: object) -> int:
+        seen.append((seconds, more))
+        return 0
+
+    clock = itertools.count(0, 9.0)
+    monkeypatch.setattr(command, "run_isolated", detected)
+    monkeypatch.setattr("benchmarks.gpu.command.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(parts, "run", run_parts)
+    file = str(tmp_path / "gpu.json")
+    assert gpu.main(["--seconds", "540", "--tiny", "--json", file]) == 0
+    [(seconds, more)] = seen
+    assert seconds == 531.0
+    assert more[-1] == "--tiny"
+
+    def no_stack(*_: object) -> None:
+        raise OSError("no stack")
+
+    monkeypatch.setattr(networks, "run", no_stack)
+    only_networks = ["--skip", "operators", "--skip", "products", "--network", "dcgan"]
+    assert gpu.main([*only_networks, "--json", file]) == 1
+    assert gpu.main(["--skip", "networks", "--skip", "operators", "--skip", "products", "--json", file]) == 0
+    assert calibrated == [False] * 3, "only operators and products need the profile"
+
+
+def test_the_estimates_ranks_are_a_figure_of_a_network() -> None:
+    timings = {TUNED: Timings((0.01, 0.012))}
+    found = networks.figures_of([networks.NetworkResult("resnet18", TUNING, timings, (150, 200))])
+    [ranked] = [one for one in found if "right order" in one.name]
+    assert (ranked.value, ranked.count, ranked.unit) == (75.0, 200, "%")
+    unranked = networks.figures_of([networks.NetworkResult("resnet18", TUNING, timings, (0, 0))])
+    assert not any("right order" in one.name for one in unranked)
