@@ -50,6 +50,7 @@ function useWidth() {
 export function Chart({ title, note, x, y, series, names, height = 260 }) {
   const [box, width] = useWidth();
   const { colours } = useTheme();
+  const drawing = useRef(null);
   const [at, setAt] = useState(null);
   const isEmpty = x.values.length === 0 || series.every((one) => one.values.every((value) => value === null));
   useLayoutEffect(() => {
@@ -81,8 +82,23 @@ export function Chart({ title, note, x, y, series, names, height = 260 }) {
       [x.values, ...stacked(series)],
       box.current,
     );
+    drawing.current = plot;
     return () => plot.destroy();
   }, [x.values, series, width, colours, isEmpty]);
+  // Move the cursor to the point with the index; away with null.
+  const point = (index) => {
+    const plot = drawing.current;
+    const lowest = index === null ? [] : plot.data.slice(1).map((values) => values[index]).filter((value) => value !== null);
+    plot.setCursor(lowest.length ? { left: plot.valToPos(x.values[index], "x"), top: plot.valToPos(Math.min(...lowest), "y") } : { left: -10, top: -10 });
+  };
+  const onKeyDown = (event) => {
+    const places = named(x, names).filter((index) => series.some((one) => one.values[index] !== null));
+    const here = places.findLastIndex((index) => at !== null && index <= at);
+    const next = moved(event.key, here, places.length);
+    if (next === undefined) return;
+    event.preventDefault();
+    point(next === null ? null : places[next]);
+  };
   return html`<figure class="chart">
     <figcaption><strong>${title}</strong>${note && html` <span class="muted">${note}</span>`}</figcaption>
     ${!isEmpty &&
@@ -95,9 +111,24 @@ export function Chart({ title, note, x, y, series, names, height = 260 }) {
         </li>`,
       )}
     </ul>`}
-    <div class="plot" ref=${box} role="img" aria-label=${`${title}. ${note ?? ""}`}></div>
+    <div class="plot" ref=${box} role="img" aria-label=${`${title}. ${note ?? ""}`} title=${isEmpty ? undefined : "Arrow keys read the values"}
+      tabindex=${isEmpty ? undefined : 0} onKeyDown=${isEmpty ? undefined : onKeyDown} onBlur=${() => drawing.current && point(null)}></div>
     ${isEmpty ? html`<p class="muted">Nothing has been measured yet.</p>` : html`<${Numbers} title=${title} x=${x} y=${y} series=${series} names=${names} />`}
   </figure>`;
+}
+
+// The place, of `count`, to which a key moves a chart's cursor from `here` (-1: nowhere). Null removes the cursor.
+function moved(key, here, count) {
+  const last = count - 1;
+  const tenth = Math.ceil(count / 10);
+  const to = { ArrowRight: here + 1, ArrowLeft: here < 0 ? last : here - 1, PageDown: here + tenth, PageUp: here - tenth, Home: 0, End: last }[key];
+  if (key === "Escape") return null;
+  return to === undefined ? undefined : Math.min(last, Math.max(0, to));
+}
+
+// The indices of a chart's points: those with a name, if points have names.
+function named(x, names) {
+  return names?.flatMap((name, index) => (name ? [index] : [])) ?? x.values.map((_, index) => index);
 }
 
 function scale({ log, range }, fromZero = false) {
@@ -152,9 +183,9 @@ function stacked(series) {
 // A table of a chart's numbers, with at most TABLE_ROWS rows, for users who can't see the chart.
 function Numbers({ title, x, y, series, names }) {
   const [isOpen, setOpen] = useState(false);
-  const named = names?.flatMap((name, index) => (name ? [index] : [])) ?? x.values.map((_, index) => index);
-  const every = Math.max(1, Math.ceil(named.length / TABLE_ROWS));
-  const rows = isOpen ? named.filter((_, place) => place % every === 0) : [];
+  const places = named(x, names);
+  const every = Math.max(1, Math.ceil(places.length / TABLE_ROWS));
+  const rows = isOpen ? places.filter((_, place) => place % every === 0) : [];
   return html`<details class="numbers" onToggle=${(event) => setOpen(event.target.open)}>
     <summary>Numbers</summary>
     <div class="scroll" tabindex="0" role="region" aria-label=${`Numbers: ${title}`}>
@@ -180,15 +211,17 @@ export function Treemap({ title, note, items, whole, height = 220 }) {
   const [box, full] = useWidth();
   const total = items.reduce((sum, item) => sum + item.value, 0);
   const side = Math.sqrt(total / Math.max(whole, total));
+  // The item with the focus: a small one has no room for its words.
+  const [at, setAt] = useState(null);
   const root = hierarchy({ children: items.filter((item) => item.value > 0) }).sum((item) => item.value ?? 0);
   treemap().size([full * side, height * side]).paddingInner(3)(root);
   return html`<figure class="chart">
-    <figcaption><strong>${title}</strong> <span class="muted">${note}</span></figcaption>
+    <figcaption><strong>${title}</strong> <span class="muted">${note}</span>${at && html` <b>${at.label}</b> ${at.detail}`}</figcaption>
     <ul class="treemap" ref=${box} style=${{ height: `${height * side}px` }}>
       ${root.leaves().filter(({ x0, x1, y0, y1 }) => Math.min(x1 - x0, y1 - y0) > 2).map(({ data, x0, x1, y0, y1 }) => {
         const place = { left: `${x0}px`, width: `${x1 - x0}px`, top: `${y0}px`, height: `${y1 - y0}px` };
         return html`<li key=${data.key} style=${{ ...place, "--c": data.colour }}>
-          <a href=${data.href} title=${`${data.label}: ${data.detail}`}><b>${data.label}</b><span>${data.detail}</span></a>
+          <a href=${data.href} onFocus=${() => setAt(data)} onBlur=${() => setAt(null)} title=${`${data.label}: ${data.detail}`}><b>${data.label}</b><span>${data.detail}</span></a>
         </li>`;
       })}
     </ul>

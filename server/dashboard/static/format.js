@@ -1,4 +1,6 @@
-// Format numbers for people.
+// Format numbers for people. A number and its unit stay on one line.
+
+const SPACE = "\u00a0"; // where no line breaks
 
 const LATENCIES = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
 
@@ -7,7 +9,7 @@ export function latency(secs) {
   if (secs === null || secs === undefined || !Number.isFinite(secs)) return "–";
   if (secs === 0) return "0";
   const [unit, size] = LATENCIES.find(([, size]) => secs >= size) ?? LATENCIES.at(-1);
-  return `${digits(secs / size)} ${unit}`;
+  return `${digits(secs / size)}${SPACE}${unit}`;
 }
 
 // Whole seconds, minutes and hours: 40 s, 3 min 20 s, 2 h 5 min.
@@ -15,16 +17,16 @@ export function duration(secs) {
   if (secs === null || secs === undefined) return "unknown";
   const whole = Math.max(0, Math.round(secs));
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
-  if (hours >= 48) return `${Math.floor(hours / 24)} days`;
-  if (hours) return `${hours} h ${minutes} min`;
-  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+  if (hours >= 48) return `${Math.floor(hours / 24)}${SPACE}days`;
+  if (hours) return `${hours}${SPACE}h ${minutes}${SPACE}min`;
+  return minutes ? `${minutes}${SPACE}min ${whole % 60}${SPACE}s` : `${whole}${SPACE}s`;
 }
 
 // How long ago a time (epoch seconds) was.
 export function ago(at) {
   const secs = Date.now() / 1e3 - at;
   if (secs < 5) return "now";
-  return `${secs < 3600 ? duration(secs).replace(/ \d+ s$/, "") : duration(secs)} ago`;
+  return `${secs < 3600 ? duration(secs).replace(/ \d+\ss$/, "") : duration(secs)} ago`;
 }
 
 // A time (epoch seconds) in the reader's zone.
@@ -43,7 +45,7 @@ const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1], ["m"
 // A number with a metric prefix: 2.5 G.
 export function scaled(number, unit) {
   const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? ["", 1];
-  return `${digits(number / size)} ${prefix}${unit}`;
+  return `${digits(number / size)}${SPACE}${prefix}${unit}`;
 }
 
 // Floating-point operations per second; a dash for subgraphs that only move data.
@@ -55,13 +57,18 @@ export function bytes(number) {
   return scaled(number, "B");
 }
 
+// A message of the service, whose numbers keep their units.
+export function withUnits(text) {
+  return text.replace(/(\d) (?=(?:[mµn]?s|min|h|[kMGT]?B)\b)/g, `$1${SPACE}`);
+}
+
 // Bytes with binary prefixes: 32 KiB, 1 MiB.
 export function cacheSize(number) {
-  return number >= 1 << 20 ? `${digits(number / (1 << 20))} MiB` : `${digits(number / 1024)} KiB`;
+  return number >= 1 << 20 ? `${digits(number / (1 << 20))}${SPACE}MiB` : `${digits(number / 1024)}${SPACE}KiB`;
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`;
+  return share === null || share === undefined ? "–" : `${Math.round(100 * share)}%`;
 }
 
 export function plural(number, word) {

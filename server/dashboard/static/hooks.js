@@ -98,6 +98,20 @@ export function useJobEvents(job, onChange, everyS = 1) {
   }, [job?.id, isWatched]);
 }
 
+// A form that a button opens, and Escape closes: { isOpen, setOpen, form, button, onKeyDown }, where `form` and `button`
+// are refs. The focus moves into the form when it opens, and back to the button when it closes.
+export function useForm() {
+  const [isOpen, setOpen] = useState(false);
+  const [form, button, wasOpen] = [useRef(null), useRef(null), useRef(false)];
+  useLayoutEffect(() => {
+    if (isOpen) form.current.elements[0].focus();
+    else if (wasOpen.current) button.current?.focus();
+    wasOpen.current = isOpen;
+  }, [isOpen]);
+  const onKeyDown = (event) => event.key === "Escape" && setOpen(false);
+  return { isOpen, setOpen, form, button, onKeyDown };
+}
+
 // Set the browser tab's title once the page knows it.
 export function useTitle(title) {
   useEffect(() => {

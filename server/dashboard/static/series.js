@@ -98,7 +98,7 @@ export function progress(tasks, trials, limit = 240) {
 }
 
 // How much a job's latest trials made its network faster: { trials, gain, since }; null for few trials. In its last
-// quarter of `trials`, the network became faster by `gain` (0.03: 3 %). The last gain was `since` trials ago.
+// quarter of `trials`, the network became faster by `gain` (0.03: 3%). The last gain was `since` trials ago.
 export function improvement(steps, trials) {
   const known = steps.trial.map((trial, index) => ({ trial, network_s: steps.network_s[index] })).filter(({ network_s }) => network_s !== null);
   const begun = trials * 0.75;

@@ -220,10 +220,8 @@ def test_jobs_can_be_tagged_and_found_by_tag(page: Page, site: Service) -> None:
 def test_a_job_answers_the_first_questions(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-done")
     glance = page.locator("section", has=page.get_by_role("heading", name="At a glance"))
-    expect(glance).to_contain_text(
-        re.compile(r"in the last quarter of 600 trials it became \d+\.\d % faster")
-    )
-    expect(glance).to_contain_text(re.compile(r"\d+ % in layer1\.0\.conv2"))
+    expect(glance).to_contain_text(re.compile(r"in the last quarter of 600 trials it became \d+\.\d% faster"))
+    expect(glance).to_contain_text(re.compile(r"\d+% in layer1\.0\.conv2"))
     expect(glance).to_contain_text(
         "steady 4 repeats between 4.6 ms and 4.9 ms; none overlaps with ONNX Runtime's."
     )
@@ -231,13 +229,13 @@ def test_a_job_answers_the_first_questions(page: Page, site: Service) -> None:
     expect(glance).to_contain_text("tunefarm_runtime.load")
     open_page(page, site, "#/jobs/job-running")
     expect(glance).to_contain_text("until then its latency is an estimate")
-    expect(glance).to_contain_text(re.compile(r"about [\d.]+ ms by an estimate, [\d.]+× as fast"))
+    expect(glance).to_contain_text(re.compile(r"about [\d.]+\sms by an estimate, [\d.]+× as fast"))
     with site.database.begin() as session:
         add_job(session, "job-noisy", "noisy", time.time() - 60, JobState.TUNING)
         jobs.set_end_to_end(session, "job-noisy", "tuned", [0.004, 0.0044, 0.006, 0.008] * 5)
         jobs.advance(session, "job-noisy", {JobState.TUNING}, JobState.DONE, time.time(), message="done")
     open_page(page, site, "#/jobs/job-noisy")
-    expect(glance).to_contain_text("noisy 5.2 ms to 5.2 ms with 95 % confidence; 20 repeats between 4 ms and")
+    expect(glance).to_contain_text("noisy 5.2 ms to 5.2 ms with 95% confidence; 20 repeats between 4 ms and")
     expect(glance).to_contain_text("8 ms. Something disturbed the device")
     site.http.delete("/v1/jobs/job-noisy").raise_for_status()
 
@@ -641,3 +639,65 @@ def test_a_table_of_subgraphs_aligns_its_numbers_right(page: Page, site: Service
     row = page.get_by_role("row", name=re.compile("^ *max_pool2d"))
     for label in ("Times", "Trials", "First", "Best", "Share"):
         expect(row.locator(f"td[data-label={label}]")).to_have_css("text-align", "right")
+
+
+def test_numbers_are_aligned_right_and_keep_their_units(page: Page, site: Service) -> None:
+    for address in ("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0", "#/schedules"):
+        open_page(page, site, address)
+        expect(page.locator("td", has_text=re.compile("[mµ]s$")).first).to_be_visible()
+        cells = page.evaluate(
+            "[...document.querySelectorAll('tbody > tr > *')].map((one) => "
+            "[one.innerText.trim(), getComputedStyle(one).textAlign])"
+        )
+        numbers = [pair for pair in cells if re.fullmatch(r"[\d.,]+(\s?([mµn]?s|×|%|.?FLOP/s))?", pair[0])]
+        assert len(numbers) > 1, address
+        assert {align for _, align in numbers} == {"right"}, address
+        # A no-break space is before each unit.
+        text = page.locator("main").text_content() or ""
+        assert re.findall(r"\d (?:[mµn]?s|h|min|%|[kMG]?i?B|.?FLOP/s|days)\b", text) == [], address
+
+
+def test_the_arrow_keys_read_a_charts_values(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    chart = page.locator("figure", has_text="Best latency")
+    legend = chart.locator(".legend")
+    plot = chart.get_by_role("img")
+    expect(plot.locator("canvas")).to_be_visible()
+    plot.focus()
+    for key, shown in (
+        ("End", "trials 600"),
+        ("Home", "trials 1"),
+        ("ArrowRight", "trials 9"),
+        ("ArrowLeft", "trials 1"),
+    ):
+        page.keyboard.press(key)
+        expect(legend.get_by_role("listitem", include_hidden=True).first).to_have_text(shown)
+    expect(legend).to_contain_text("ONNX Runtime, measured 6.1 ms")
+    page.keyboard.press("Escape")
+    expect(legend).not_to_contain_text("6.1 ms")
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    expect(chart.get_by_text("Numbers")).to_be_focused()
+    expect(legend).not_to_contain_text("6.1 ms")
+    # On a roofline, they go from subgraph to subgraph.
+    roofline = page.locator("figure", has_text="Roofline")
+    roofline.get_by_role("img").focus()
+    names = set()
+    for _ in range(9):
+        page.keyboard.press("ArrowRight")
+        names.add(roofline.locator(".legend li").first.inner_text())
+    assert len(names) == 9
+    # A small part of a map has no room for its words, so the map's title shows them.
+    maps = page.locator("figure", has_text="With the best known program")
+    maps.get_by_role("link").last.focus()
+    expect(maps.locator("figcaption b")).to_have_text("adaptive_avg_pool2d")
+
+
+def test_escape_closes_a_form_and_returns_the_focus(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done")
+    button = page.get_by_role("button", name="Edit tags and notes")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Tags, separated by spaces")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()

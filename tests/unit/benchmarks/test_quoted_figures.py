@@ -231,8 +231,8 @@ def _of_gpus() -> Iterator[Quote]:
     kernels = "resnet18: error of the sum of kernels"
     yield Quote(
         page,
-        "one job of {:.0f} s ({:.0f} trials, none wrong): published at {:.3f} ms, {:.3f} ms in a process of its "
-        "own; {:.1f} trials a second",
+        "one job of {:.0f} s ({:.0f} trials, none wrong): published at {:.3f} ms, {:.3f} ms in a process "
+        "of its own; {:.1f} trials a second",
         (
             noted("gpu_h100", "resnet18: latency", r"in (\d+) s"),
             noted("gpu_h100", "resnet18: latency", r"(\d+) trials"),

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { call } from "tunefarm/api.js";
 import { ago, bytes, cacheSize, digits, latency, percent, plural, scaled, time } from "tunefarm/format.js";
-import { useAnswer } from "tunefarm/hooks.js";
+import { useAnswer, useForm } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, State } from "tunefarm/pages/parts.js";
 import { machineLimits } from "tunefarm/series.js";
@@ -54,7 +54,7 @@ function Attach({ isOpen }) {
 
 function Worker({ worker, isAdmin, holders, onChange }) {
   const [problem, setProblem] = useState(null);
-  const [isReserving, setReserving] = useState(false);
+  const { isOpen: isReserving, setOpen: setReserving, form: formRef, button, onKeyDown } = useForm();
   const act = (action, body) => async () => {
     setProblem(null);
     try {
@@ -88,11 +88,11 @@ function Worker({ worker, isAdmin, holders, onChange }) {
         html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
         ${worker.reserved_for !== null
           ? html`<button type="button" onClick=${act("unreserve")} aria-label=${`End the reservation of ${worker.id}`}>End reservation</button>`
-          : holders && worker.role === "measure" && html`<button type="button" onClick=${() => setReserving(!isReserving)} aria-expanded=${isReserving} aria-label=${`Reserve ${worker.id}`}>Reserve</button>`}
+          : holders && worker.role === "measure" && html`<button type="button" ref=${button} onClick=${() => setReserving(!isReserving)} aria-expanded=${isReserving} aria-label=${`Reserve ${worker.id}`}>Reserve</button>`}
       </div>`}
     </div>
     ${isReserving &&
-    html`<form class="fields" onSubmit=${reserve}>
+    html`<form class="fields" ref=${formRef} onSubmit=${reserve} onKeyDown=${onKeyDown}>
       <label>Reserve for <select name="holder">
         <option value="">yourself</option>
         ${holders.map((token) => html`<option key=${token.id} value=${token.id}>${token.name}</option>`)}

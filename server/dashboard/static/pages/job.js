@@ -2,8 +2,8 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { call, isReport } from "tunefarm/api.js";
 import { Chart, colour, Treemap } from "tunefarm/charts.js";
-import { bytes, digits, duration, latency, percent, plural, scaled, time } from "tunefarm/format.js";
-import { useAnswer, useJobEvents, useTitle } from "tunefarm/hooks.js";
+import { bytes, digits, duration, latency, percent, plural, scaled, time, withUnits } from "tunefarm/format.js";
+import { useAnswer, useForm, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
@@ -70,7 +70,7 @@ function Head({ job, scopes, onChange }) {
       </div>
     </div>
     ${again && html`<p role="status">Started again: <a href=${`#/jobs/${encodeURIComponent(again.id)}`}>the new job</a>.</p>`}
-    ${job.message && html`<p>${job.message}</p>`}
+    ${job.message && html`<p>${withUnits(job.message)}</p>`}
     ${job.end_reason && html`<p>The search ended: ${ENDS[job.end_reason]}.</p>`}
     ${job.members.length > 1 && html`<p>Shares its trials with ${job.members.filter((id) => id !== job.id).map((id) => html` <a href=${`#/jobs/${encodeURIComponent(id)}`}>${id}</a>`)}.</p>`}
     ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
@@ -91,14 +91,14 @@ function Head({ job, scopes, onChange }) {
     <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
       ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`}
       ${job.latency_s !== null && ` · until it takes ${latency(job.latency_s)}`}
-      ${job.min_gain !== null && ` · until a minute gains less than ${digits(100 * job.min_gain)} %`} · seed ${job.seed}
+      ${job.min_gain !== null && ` · until a minute gains less than ${digits(100 * job.min_gain)}%`} · seed ${job.seed}
       ${Object.entries(job.shapes).map(([name, shape]) => html` · <code>${name}=${shape.join(",")}</code>`)}</p>
   `;
 }
 
 // The job's tags and notes, and a form to edit them.
 function Notes({ job, mayEdit, onChange }) {
-  const [isOpen, setOpen] = useState(false);
+  const { isOpen, setOpen, form: formRef, button, onKeyDown } = useForm();
   const [problem, setProblem] = useState(null);
   const save = async (event) => {
     event.preventDefault();
@@ -114,8 +114,8 @@ function Notes({ job, mayEdit, onChange }) {
     }
   };
   if (isOpen) {
-    return html`<form class="card fields" onSubmit=${save}>
-      <label>Tags, separated by spaces <${Field} name="tags" value=${job.tags.join(" ")} autofocus /></label>
+    return html`<form class="card fields" ref=${formRef} onSubmit=${save} onKeyDown=${onKeyDown}>
+      <label>Tags, separated by spaces <${Field} name="tags" value=${job.tags.join(" ")} /></label>
       <label class="long">Notes <textarea name="notes" rows="3" maxlength="4000" defaultValue=${job.notes}></textarea></label>
       <button class="main">Save</button>
       <button type="button" onClick=${() => setOpen(false)}>Don't save</button>
@@ -123,7 +123,7 @@ function Notes({ job, mayEdit, onChange }) {
     </form>`;
   }
   if (!mayEdit && !job.tags.length && !job.notes) return null;
-  return html`<p class="notes">${job.notes}<${Tags} job=${job} />${mayEdit && html` <button type="button" class="small" onClick=${() => setOpen(true)}>Edit tags and notes</button>`}</p>`;
+  return html`<p class="notes">${job.notes}<${Tags} job=${job} />${mayEdit && html` <button type="button" class="small" ref=${button} onClick=${() => setOpen(true)}>Edit tags and notes</button>`}</p>`;
 }
 
 function Details({ job, classes, tasks, trials }) {
@@ -166,7 +166,7 @@ function fastNow(steps) {
 
 function improving(job, found) {
   if (found === null) return job.finished ? "there were too few trials to tell" : "too early to tell";
-  const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${(100 * found.gain).toFixed(1)} % faster`;
+  const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${(100 * found.gain).toFixed(1)}% faster`;
   if (found.gain < DONE_BELOW) return `Yes: ${lately}.`;
   return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${plural(found.since, "trial")} ago.`;
 }
@@ -192,7 +192,7 @@ function Trust({ job }) {
   const peer = spread(job.onnxruntime?.run_s ?? []);
   const apart = peer && (tuned.high < peer.low || peer.high < tuned.low);
   const [low, high] = job.tuned_interval_s ?? [];
-  const sure = low !== undefined && `${latency(low)} to ${latency(high)} with 95 % confidence; `;
+  const sure = low !== undefined && `${latency(low)} to ${latency(high)} with 95% confidence; `;
   return html`<span class=${`state ${job.noisy ? "failed" : "done"}`}>${job.noisy ? "noisy" : "steady"}</span> ${sure}${plural(job.tuned_s.length, "repeat")} between ${latency(tuned.low)} and ${latency(tuned.high)}${
     peer && (apart ? "; none overlaps with ONNX Runtime's" : "; some overlap with ONNX Runtime's")}.${job.noisy && " Something disturbed the device: compare again while nothing else runs on it."}`;
 }

@@ -196,7 +196,7 @@ function repeated(job) {
 const GOALS = {
   "A first look: 5 minutes": { minutes: 5 },
   "A good result: 300 trials": { trials: 300 },
-  "As fast as can be: until a minute gains less than 0.1 %": { gain: 0.1 },
+  "As fast as can be: until a minute gains less than 0.1%": { gain: 0.1 },
 };
 const [, DEFAULT_GOAL] = Object.values(GOALS);
 

@@ -46,15 +46,15 @@ export function ReleasesPage({ scopes }) {
         ${items.length > 0 &&
         html`<table class="cards">
           <caption class="hidden">Releases, by name</caption>
-          <thead><tr><th scope="col">Name</th><th scope="col">Device class</th><th scope="col">Model</th><th scope="col">Version</th><th scope="col">Latency</th><th scope="col">Job</th><th scope="col">Set</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+          <thead><tr><th scope="col">Name</th><th scope="col">Device class</th><th scope="col">Model</th><th scope="col" class="number">Version</th><th scope="col" class="number">Latency</th><th scope="col">Job</th><th scope="col">Set</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
           <tbody>
             ${items.map(
               (one) => html`<tr key=${`${one.name} ${one.device_class}`}>
                 <th scope="row" data-label="Name">${one.name}</th>
                 <td data-label="Device class"><code>${one.device_class}</code></td>
                 <td data-label="Model">${one.model_name}</td>
-                <td data-label="Version">${one.version}</td>
-                <td data-label="Latency">${one.latency_s === null ? "–" : latency(one.latency_s)}</td>
+                <td class="number" data-label="Version">${one.version}</td>
+                <td class="number" data-label="Latency">${one.latency_s === null ? "–" : latency(one.latency_s)}</td>
                 <td data-label="Job"><a href=${`#/jobs/${encodeURIComponent(one.job)}`}>${one.job}</a></td>
                 <td data-label="Set">${ago(one.set_at)}</td>
                 <td class="actions">${mayChange && html`<button type="button" onClick=${() => remove(one)} aria-label=${`Delete ${one.name}`}>Delete</button>`}</td>

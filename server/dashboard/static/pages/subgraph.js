@@ -110,13 +110,13 @@ function Fastest({ task, programs }) {
     <h2>The fastest programs</h2>
     <table class="cards">
       <caption class="hidden">The fastest programs known on the device class</caption>
-      <thead><tr><th scope="col">Latency</th><th scope="col">Repeats</th><th scope="col">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
+      <thead><tr><th scope="col" class="number">Latency</th><th scope="col" class="number">Repeats</th><th scope="col" class="number">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
       <tbody>
         ${programs.map(
           (one, number) => html`<tr>
-            <th scope="row" data-label="Latency">${latency(one.latency_s)}</th>
-            <td data-label="Repeats">${latency(Math.min(...one.run_s))} to ${latency(Math.max(...one.run_s))}</td>
-            <td data-label="Speed">${speed(task.flops, one.latency_s)}</td>
+            <th scope="row" class="number" data-label="Latency">${latency(one.latency_s)}</th>
+            <td class="number" data-label="Repeats">${latency(Math.min(...one.run_s))} to ${latency(Math.max(...one.run_s))}</td>
+            <td class="number" data-label="Speed">${speed(task.flops, one.latency_s)}</td>
             <td data-label="Measured">${ago(one.created_at)}</td>
             <td data-label="Trace"><a href=${`data:application/json,${encodeURIComponent(one.trace)}`} download=${`${task.workload}-${number}.json`} aria-label=${`Download trace ${number + 1}`}>download</a></td>
           </tr>`,
