@@ -91,6 +91,8 @@ def _check_covered(model: Path, name: str, tensors: Sequence[tuple[int, int]]) -
             file.seek(covered)
             while covered < start:
                 gap = file.read(min(CHUNK_BYTES, start - covered))
+                if not gap:
+                    raise ValueError(f"{name} became shorter while it was read: wait until it is written")
                 if any(gap):
                     raise ValueError(
                         f"{name} has data that {model.name} doesn't use, so it isn't sent: save the model "

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from core.model_format import ModelFormat, recognise
 from tests.onnx_models import rectifier
+from tunefarm.client import model_files
 from tunefarm.client.model_files import ModelFiles
 
 WEIGHTS, OTHERS = bytes(12) + b"1" * 500, bytes(12) + b"2" * 500 + bytes(4096)
@@ -116,3 +117,19 @@ def test_links_into_the_models_own_folder_are_followed(tmp_path: Path) -> None:
         (blobs / f"digest of {name}").write_bytes(content)
         (shown / name).symlink_to(f"../blobs/digest of {name}")
     assert WEIGHTS in uploaded(shown / "model.onnx")
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(bytes(1 << 21))
+
+    def truncate(_: bytes) -> bool:
+        weights.write_bytes(b"")
+        return False
+
+    monkeypatch.setattr(model_files, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(model_files, "any", truncate, raising=False)
+    with pytest.raises(ValueError, match=r"weights\.bin became shorter while it was read"):
+        model_files._check_covered(tmp_path / "model.onnx", weights.name, [])
