@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from compiler.object_graph import LOOPS, Named, ObjectGraph, Part
 from core.trace import ANNOTATIONS, STORAGE_SCOPES, THREAD_AXES
 
+# The attribute of a workload that lists its parameters of narrow integers (`search.dag.NARROW`).
+NARROW_BUFFERS = "narrow_buffers"
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -72,6 +75,7 @@ _TIR_OPERATORS = (
 )
 _ATTRIBUTES = (
     *("global_symbol", "tirx.noalias", "s_tir", "num_input", "op_pattern", "layout_free_buffers"),
+    NARROW_BUFFERS,
     *("tirx.is_entry_func", "relax.force_pure", "T.noalias"),
 )
 # What TVM's library of operators notes for its own searches.

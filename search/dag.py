@@ -14,6 +14,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
+# The greatest magnitude of narrow integers. Sums of two of their products with bytes fit into 16 bits:
+# 2 * 255 * 64 = 32,640.
+NARROW = 64
+
 
 class AxisKind(StrEnum):
     SPATIAL = "S"
@@ -82,13 +86,14 @@ class BufferRole(StrEnum):
 @dataclass(frozen=True)
 class Buffer:
     """An array; `dtype` is one of TVM's, such as "float32" or "bool". A `constant` is an input that can be
-    packed into another layout ahead of time."""
+    packed into another layout ahead of time. A `narrow` one has only integers from -NARROW to NARROW."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     role: BufferRole
     constant: bool = False
+    narrow: bool = False
 
     @cached_property
     def item_bytes(self) -> int:

@@ -47,7 +47,8 @@ AVX512 = (
     "avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg "
     "avx512vpopcntdq avx512bf16"
 )
-PMADDWD = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
+AVX2_DOTS = ("dot_8x4_pmaddubsw", "dot_8x2_pmaddwd")
+AVX512_DOTS = ("dot_16x4_pmaddubsw", "dot_8x4_pmaddubsw", "dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
 MATRICES = (
     *("mmla_2x4x64_smmla", "mmla_2x4x32_smmla", "mmla_2x4x64_ummla", "mmla_2x4x32_ummla"),
     *("mmla_2x4x32_bfmmla", "mmla_2x4x16_bfmmla", "dot_4x2_bfdot"),
@@ -120,7 +121,7 @@ ZEN4 = Machine(
     "avx512f avx512ifma avx512vbmi avx512vl fma sse4_1 sse4_2 sse4a",
     64,
     32,
-    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni", "dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps", *PMADDWD),
+    intrinsics=("dot_16x4_vnni", "dot_8x4_vnni", "dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps", *AVX512_DOTS),
 )
 MACHINES = {
     "zen4": ZEN4,
@@ -134,7 +135,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f",),
-        PMADDWD[1:],
+        AVX2_DOTS,
     ),
     # And more features, which imply no others.
     "zen4-without-bmi": Machine(
@@ -146,7 +147,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f", "-bmi", "-bmi2", "-gfni"),
-        PMADDWD[1:],
+        AVX2_DOTS,
     ),
     # A processor with AMX, which its kernel permits.
     "sapphire-rapids": Machine(
@@ -162,7 +163,7 @@ MACHINES = {
         64,
         32,
         ("-avx512fp16",),
-        (*ZEN4.intrinsics[:4], "dot_8x4_avx_vnni", *PMADDWD),
+        (*ZEN4.intrinsics[:4], "dot_8x4_avx_vnni", *AVX512_DOTS),
     ),
     "haswell": Machine(
         "x86_64",
@@ -172,7 +173,7 @@ MACHINES = {
         "avx avx2 fma sse4_1 sse4_2",
         32,
         16,
-        intrinsics=PMADDWD[1:],
+        intrinsics=AVX2_DOTS,
     ),
     "nehalem": Machine("x86_64", NEHALEM_CPU_INFO, "nehalem", SSE, "sse4_1 sse4_2", 16, 16),
     # A processor newer than LLVM.
@@ -185,7 +186,7 @@ MACHINES = {
         32,
         16,
         ("+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt"),
-        PMADDWD[1:],
+        AVX2_DOTS,
     ),
     # The kernel was configured without AVX-512, so it doesn't save these registers.
     "zen4-kernel-without-avx512": Machine(
@@ -197,7 +198,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f",),
-        PMADDWD[1:],
+        AVX2_DOTS,
     ),
     # Under user-mode emulation /proc/cpuinfo is the host's.
     "haswell-emulated-on-zen4": Machine(
@@ -208,7 +209,7 @@ MACHINES = {
         "avx avx2 fma sse4_1 sse4_2",
         32,
         16,
-        intrinsics=PMADDWD[1:],
+        intrinsics=AVX2_DOTS,
     ),
     "haswell-emulated-on-arm": Machine(
         "x86_64",
@@ -218,7 +219,7 @@ MACHINES = {
         "avx avx2 fma sse4_1 sse4_2",
         32,
         16,
-        intrinsics=PMADDWD[1:],
+        intrinsics=AVX2_DOTS,
     ),
     "nothing-told": Machine(
         "x86_64",
@@ -229,7 +230,7 @@ MACHINES = {
         32,
         16,
         ("-avx512f", "-gfni", "-sse4a", "-vaes", "-vpclmulqdq"),
-        PMADDWD[1:],
+        AVX2_DOTS,
     ),
     "cortex-a72": Machine(
         "aarch64",

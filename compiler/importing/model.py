@@ -49,6 +49,7 @@ from compiler.importing.spec import (
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views
 from compiler.precision.half import compute_halves, reduce_in_floats
+from compiler.precision.narrow_weights import mark_narrow_weights
 from compiler.precision.packed_weights import multiply_in_bytes, unpack
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import capability_of, parse_target
@@ -233,6 +234,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
         transform.FuseTIR(),
         # Marks the constant operands of each function: these may be packed (compiler.constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
+        lambda module: mark_narrow_weights(module, kernel_calls(module), parse_target(target)),
     ]
     return _apply(passes, operators, target)
 

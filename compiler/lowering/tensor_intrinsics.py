@@ -29,8 +29,12 @@ from system.plugins import INTRINSICS, extension, extensions, is_plugins
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
 NARROW_VNNI = ("dot_8x4_vnni", "dot_8x4_avx_vnni")
-BFLOAT16 = ("dot_16x2_dpbf16ps", "dot_8x2_dpbf16ps", "dot_4x2_bfdot")
-WIDENED = ("dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
+# By instruction: the module whose `register` takes the intrinsic's name. It is imported when it is needed.
+MODULES = {
+    **dict.fromkeys(("dpbf16ps", "bfdot"), "compiler.lowering.bfloat16_dot_products"),
+    "pmaddwd": "compiler.lowering.widened_dot_products",
+    "pmaddubsw": "compiler.lowering.narrow_dot_products",
+}
 X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
     VNNI: X86,
@@ -86,18 +90,12 @@ def _register(name: str) -> None:
         return
     if name in (VNNI, *NARROW_VNNI):
         from compiler.lowering import vnni_dot_products as vnni
-    if name in BFLOAT16:
-        from compiler.lowering import bfloat16_dot_products as bfloat16
-
-        bfloat16.register(name)
+    if (module := MODULES.get(name.rpartition("_")[2])) is not None and name in BY_NAME:
+        importlib.import_module(module).register(name)
     elif name in BY_NAME and BY_NAME[name].tall > 1:
         from compiler.lowering import matrix_products
 
         matrix_products.register(BY_NAME[name])
-    elif name in WIDENED:
-        from compiler.lowering import widened_dot_products as widened
-
-        widened.register(name)
     elif wmma_intrinsics.is_missing(name):
         _import(CUDA)
         wmma_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from compiler.lowering.narrow_dot_products import add_narrow_products
 from compiler.lowering.widened_dot_products import add_pairs
 from compiler.measuring import microkernels
 from compiler.measuring.cores import off_pool_cores
@@ -39,10 +40,10 @@ from compiler.measuring.microkernels import (
     ROW_ELEMENTS,
     SIDE_BY_SIDE,
     SMALL_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    TILE_STEPS,
     WAITED,
-    WIDENED_COLUMNS,
-    WIDENED_ROWS,
-    WIDENED_STEPS,
 )
 from compiler.target import parse_target
 from core.device import Device
@@ -182,6 +183,7 @@ class _Calibration:
             "the multiply-adds of int8": self._byte_multiply_adds,
             "the dot products of bfloat16": self._bfloat16_dot_products,
             "the dot products of int16": self._widened_dot_products,
+            "the dot products of narrow bytes": self._narrow_dot_products,
             "the memory's rate for all cores": self._shared_memory_rate,
             **{f"the multiply-adds of {dtype}": partial(self._multiply_adds, dtype) for dtype in OTHER_TYPES},
         }
@@ -235,11 +237,11 @@ class _Calibration:
             )
             return
         main = self._compile(partial(microkernels.widened_multiply_adds, lanes))
-        rows = _tensor(WIDENED_STEPS * WIDENED_ROWS, "int8")
-        columns = _tensor(WIDENED_STEPS * WIDENED_COLUMNS * lanes, "int8")
-        call = partial(main, rows, columns, _tensor(WIDENED_ROWS * WIDENED_COLUMNS * lanes, "int32"))
+        rows = _tensor(TILE_STEPS * TILE_ROWS, "int8")
+        columns = _tensor(TILE_STEPS * TILE_COLUMNS * lanes, "int8")
+        call = partial(main, rows, columns, _tensor(TILE_ROWS * TILE_COLUMNS * lanes, "int32"))
         # A vector of bytes has as many elements as four vectors of 32-bit integers.
-        vectors = WIDENED_STEPS * WIDENED_ROWS * WIDENED_COLUMNS / 4
+        vectors = TILE_STEPS * TILE_ROWS * TILE_COLUMNS / 4
         yield _Microbenchmark(
             call, lambda cycles, hertz: self._record_multiply_adds("int8", vectors / cycles)
         )
@@ -259,17 +261,25 @@ class _Calibration:
 
     def _widened_dot_products(self) -> Iterator[_Microbenchmark]:
         """Measure the dot product of int16 if the search uses it on this device."""
-        lanes, chains = self._device.vector_bytes // 4, self._chains
-        intrinsic = dot_product(self._device.features, lanes, "int8")
-        if intrinsic is None or intrinsic.rows != "int16":
-            return
-        kernel = partial(microkernels.multiply_adds, "int16", "int32", 2 * lanes, lanes, chains, add_pairs)
-        call = partial(
-            self._compile(kernel), _tensor(2 * lanes * 2, "int16"), _tensor(chains * lanes, "int32")
-        )
-        yield _Microbenchmark(
-            call, lambda cycles, hertz: self._record_multiply_adds(DOT + "int16", chains / cycles)
-        )
+        intrinsic = dot_product(self._device.features, self._device.vector_bytes // 4, "int8")
+        if intrinsic is not None and intrinsic.rows == "int16":
+            yield self._dot_products(intrinsic.rate, "int16", add_pairs)
+
+    def _narrow_dot_products(self) -> Iterator[_Microbenchmark]:
+        """Measure the dot product of narrow bytes if the search uses it on this device."""
+        lanes = self._device.vector_bytes // 4
+        intrinsic = dot_product(self._device.features, lanes, "int8", narrow=True)
+        if intrinsic is not None and intrinsic.narrow:
+            yield self._dot_products(intrinsic.rate, "int8", add_narrow_products)
+
+    def _dot_products(self, rate: str, factor: str, step: Callable[[Any, Any, Any], Any]) -> _Microbenchmark:
+        total_lanes = self._device.vector_bytes // 4
+        lanes = self._device.vector_bytes // np.dtype(factor).itemsize
+        main = self._compile(partial(microkernels.dot_products, factor, lanes, total_lanes, step))
+        rows, columns = (_tensor(TILE_STEPS * count * lanes, factor) for count in (TILE_ROWS, TILE_COLUMNS))
+        vectors = TILE_STEPS * TILE_ROWS * TILE_COLUMNS
+        call = partial(main, rows, columns, _tensor(TILE_ROWS * TILE_COLUMNS * total_lanes, "int32"))
+        return _Microbenchmark(call, lambda cycles, hertz: self._record_multiply_adds(rate, vectors / cycles))
 
     def _latency(self) -> Iterator[_Microbenchmark]:
         lanes = self._device.vector_bytes // 4

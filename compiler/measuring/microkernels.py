@@ -24,7 +24,7 @@ SMALL_BYTES = 4 << 10
 # Lanes are gathered from rows of this many elements. With a power of two, the rows would share cache sets.
 ROW_ELEMENTS, ROW_COLUMNS, GATHERED = 68, 64, 4
 # The tile of the kernel that multiplies bytes as 32-bit integers.
-WIDENED_STEPS, WIDENED_ROWS, WIDENED_COLUMNS = 64, 4, 2
+TILE_STEPS, TILE_ROWS, TILE_COLUMNS = 64, 4, 2
 
 
 def build_module(body: Callable[[], None]) -> tvm.IRModule:
@@ -131,18 +131,36 @@ DOT_PRODUCTS = (("avx512_vnni", _vnni), ("avx_vnni", _vnni), ("asimddp", _sdot))
 
 def widened_multiply_adds(lanes: int) -> None:
     """Multiply bytes as 32-bit integers, for processors without a dot product of bytes."""
-    rows = T.arg("rows", T.buffer((WIDENED_STEPS * WIDENED_ROWS,), "int8"))
-    columns = T.arg("columns", T.buffer((WIDENED_STEPS * WIDENED_COLUMNS * lanes,), "int8"))
-    result = T.arg("result", T.buffer((WIDENED_ROWS * WIDENED_COLUMNS * lanes,), "int32"))
+    rows = T.arg("rows", T.buffer((TILE_STEPS * TILE_ROWS,), "int8"))
+    columns = T.arg("columns", T.buffer((TILE_STEPS * TILE_COLUMNS * lanes,), "int8"))
+    result = T.arg("result", T.buffer((TILE_ROWS * TILE_COLUMNS * lanes,), "int32"))
     steps = _steps_argument()
-    sums = _accumulators(result, "int32", lanes, WIDENED_ROWS * WIDENED_COLUMNS)
-    with T.serial(steps), T.serial(WIDENED_STEPS) as k:
+    sums = _accumulators(result, "int32", lanes, TILE_ROWS * TILE_COLUMNS)
+    with T.serial(steps), T.serial(TILE_STEPS) as k:
         for i, one in enumerate(sums):
-            row = rows[k * WIDENED_ROWS + i // WIDENED_COLUMNS]
-            column = _vector(columns, (k * WIDENED_COLUMNS + i % WIDENED_COLUMNS) * lanes, lanes)
+            row = rows[k * TILE_ROWS + i // TILE_COLUMNS]
+            column = _vector(columns, (k * TILE_COLUMNS + i % TILE_COLUMNS) * lanes, lanes)
             product = T.broadcast(T.cast(row, "int32"), lanes) * T.cast(column, f"int32x{lanes}")
             T.buffer_store(one, _vector(one, 0, lanes) + product, [T.ramp(0, 1, lanes)])
     _store(result, sums, lanes)
+
+
+def dot_products(factor: str, lanes: int, total_lanes: int, step: Callable[[Any, Any, Any], Any]) -> None:
+    """Add dot products to a tile of sums. All operands come from memory: if a step doesn't add by its
+    multiplication, LLVM would hoist multiplications of registers.
+    """
+    rows = T.arg("rows", T.buffer((TILE_STEPS * TILE_ROWS * lanes,), factor))
+    columns = T.arg("columns", T.buffer((TILE_STEPS * TILE_COLUMNS * lanes,), factor))
+    result = T.arg("result", T.buffer((TILE_ROWS * TILE_COLUMNS * total_lanes,), "int32"))
+    steps = _steps_argument()
+    sums = _accumulators(result, "int32", total_lanes, TILE_ROWS * TILE_COLUMNS)
+    with T.serial(steps), T.serial(TILE_STEPS) as k:
+        for i, one in enumerate(sums):
+            row = _vector(rows, (k * TILE_ROWS + i // TILE_COLUMNS) * lanes, lanes)
+            column = _vector(columns, (k * TILE_COLUMNS + i % TILE_COLUMNS) * lanes, lanes)
+            added = step(_vector(one, 0, total_lanes), row, column)
+            T.buffer_store(one, added, [T.ramp(0, 1, total_lanes)])
+    _store(result, sums, total_lanes)
 
 
 def dependent_multiply_adds(lanes: int) -> None:

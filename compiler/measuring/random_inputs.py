@@ -20,6 +20,8 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from compiler.tir_nodes import find_all
+from compiler.vocabulary import NARROW_BUFFERS
+from search.dag import NARROW
 
 # Large floats are these multiples of normally distributed floats. Narrow types would overflow, and so would
 # integers converted from floats.
@@ -133,6 +135,9 @@ def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
     if bits == 0:
         return ANY_INDEX
     least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    narrow = (function.attrs or {}).get(NARROW_BUFFERS, ())
+    if any(function.params[int(number)].same_as(param) for number in narrow):
+        least, most = -NARROW, NARROW
     if bits is None:
         return least, most
     moderate = 1 << (bits // 2 - 2)  # its square is a sixteenth of the type's range

@@ -23,6 +23,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import rewrite_functions, static_shape
+from compiler.precision.narrow_weights import is_narrow
 from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
 from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
@@ -75,20 +76,22 @@ class _Product(NamedTuple):
     depth: int
 
 
-# The best instruction for a number of sums and a type of columns; None if there is none.
-_Products = Callable[[int, str], _Product | None]
+# The best instruction for a number of sums, a type of columns, and constant columns' values; None if there is
+# none.
+_Products = Callable[[int, str, Array | None], _Product | None]
 
 
 def _products_of(target: tvm.target.Target) -> _Products:
     features = target_features(target)
     on_tensor_cores = capability_of(target) >= TENSOR_SINCE["int8", "int32"]
 
-    def best(lanes: int, columns: str) -> _Product | None:
+    def best(lanes: int, columns: str, values: Array | None) -> _Product | None:
         if on_tensor_cores:
             # Tiles are padded during the fetch, so any number of terms is possible.
             fits = columns == "int8" and lanes >= MIN_EXTENTS["j"]
             return _Product("int8", depth=1) if fits else None
-        intrinsic = dot_product(features, lanes, columns)
+        narrow = values is not None and is_narrow(values)
+        intrinsic = dot_product(features, lanes, columns, narrow=narrow)
         return _Product(intrinsic.rows, intrinsic.depth) if intrinsic is not None else None
 
     return best
@@ -245,15 +248,20 @@ class _Integers(_Visitor):
             lv = reshape(x, (1, 64))
             gv = dequantize(lv, s, z)
         """
-        axis = data.axis
-        if data.scale.size > 1:
-            if call.op.name != "relax.permute_dims":
-                return None
+        axis, values, order = data.axis, None, None
+        if call.op.name == "relax.permute_dims":
             order = [int(a) for a in call.attrs.axes or reversed(range(len(data.shape)))]
+            values = self._constant(data.data)
+        if data.scale.size > 1:
+            if order is None:
+                return None
             axis = order.index(axis % len(order))
         if data.scale.min() <= 0:
             return None  # a maximum would become a minimum
-        moved = self.builder_.emit(Call(call.op, [data.data, *call.args[1:]], call.attrs, call.ty_args))
+        if values is not None:  # stays a constant, so that its values are known
+            moved: relax.Expr = relax.const(np.ascontiguousarray(values.transpose(order)))
+        else:
+            moved = self.builder_.emit(Call(call.op, [data.data, *call.args[1:]], call.attrs, call.ty_args))
         scale = relax.const(data.scale if data.scale.size > 1 else data.scale.reshape(()))
         zero = relax.const(np.full(scale.value.shape, data.zero, data.dtype))
         return relax.op.dequantize(moved, scale, zero, axis, str(call.ty.dtype))
@@ -277,7 +285,7 @@ class _Integers(_Visitor):
         ends = len(padding) // 2
         pads = [(0, 0), (0, 0), *zip(padding[:ends], padding[ends:], strict=True)]
         in_floats = int(attrs.groups) > 1
-        instruction = self._products(outputs, weight.dtype)
+        instruction = self._products(outputs, weight.dtype, values)
         if instruction is None or (in_floats and math.prod(values.shape[1:]) * 255 * SHIFT > MAX_EXACT):
             return None
         data = self._in_type(data, instruction.rows)
@@ -311,7 +319,7 @@ class _Integers(_Visitor):
         depth, lanes = other.shape[-2:] if len(other.shape) > 1 else (0, 0)
         values = self._constant(other.data)
         columns = "int8" if values is None else other.dtype
-        instruction = self._products(lanes, columns)
+        instruction = self._products(lanes, columns, values)
         if instruction is None or depth % instruction.depth or data.scale.size > 1 or len(data.shape) < 2:
             return None
         if not other.is_scaled_along(-1) or (values is None and depth < MIN_DEPTH):

@@ -12,6 +12,7 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
 from compiler.reading.blocks import BlockReader, UnsupportedSubgraph, distinct
 from compiler.tir_nodes import find_all
+from compiler.vocabulary import NARROW_BUFFERS
 from search.dag import Buffer, BufferRole, Dag, Node
 
 __all__ = ["UnsupportedSubgraph", "read_dag"]
@@ -102,10 +103,14 @@ def _blocks(statement: Any) -> str:
 
 def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator[Buffer]:
     """Yield inputs, intermediate results and outputs, in this order."""
-    layout_free = {int(number) for number in (func.attrs or {}).get("layout_free_buffers", ())}
-    inputs = {p: number in layout_free for number, p in enumerate(func.params) if names[p] not in written}
-    for variable, constant in inputs.items():
-        yield _buffer(variable, names, BufferRole.INPUT, constant)
+    attrs = func.attrs or {}
+    layout_free, narrow = (
+        {int(number) for number in attrs.get(name, ())} for name in ("layout_free_buffers", NARROW_BUFFERS)
+    )
+    for number, variable in enumerate(func.params):
+        if names[variable] not in written:
+            buffer = _buffer(variable, names, BufferRole.INPUT)
+            yield replace(buffer, constant=number in layout_free, narrow=number in narrow)
     for variable in func.body.block.alloc_buffers:
         yield _buffer(variable, names, BufferRole.INTERMEDIATE)
     for variable in func.params:
@@ -113,11 +118,11 @@ def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator
             yield _buffer(variable, names, BufferRole.OUTPUT)
 
 
-def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole, constant: bool = False) -> Buffer:
+def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole) -> Buffer:
     typed = variable.ty
     if not isinstance(typed, tirx.BufferType) or not all(isinstance(e, tirx.IntImm) for e in typed.shape):
         raise UnsupportedSubgraph(f"{variable.name} is not a buffer of fixed shape")
-    return Buffer(names[variable], tuple(map(int, typed.shape)), str(typed.dtype), role, constant)
+    return Buffer(names[variable], tuple(map(int, typed.shape)), str(typed.dtype), role)
 
 
 def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:

@@ -8,10 +8,12 @@ so the reduction must be contiguous in it.
 Arm's smmla, ummla and bfmmla multiply two rows at once: `tall` is 2. Their sums need another order than
 rows, so an intrinsic repeats them before it restores the order.
 
-Some are missing: x86's pmaddubsw saturates sums of two products at 16 bits, so pmaddwd multiplies bytes as
-int16. Only AMX has an instruction for int8 times int8 on x86. Shifting one side by 128 would change the
-computation. `search.sketches.tile_products` describes AMX's products of tiles, and
-`search.sketches.block_products` sequences of instructions that multiply blocks of packed weights.
+x86's pmaddubsw saturates sums of two products at 16 bits. It multiplies narrow columns only, for which no sum
+is so large. pmaddwd multiplies other bytes as int16.
+
+Only AMX has an instruction for int8 times int8 on x86. Shifting one side by 128 would change the computation.
+`search.sketches.tile_products` describes AMX's products of tiles, and `search.sketches.block_products`
+sequences of instructions that multiply blocks of packed weights.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from search.sketches.tile_products import (
 @dataclass(frozen=True)
 class Intrinsic:
     """`name` is TVM's name. A device needs all `features`, in the Linux kernel's spelling. `tall` is the
-    number of rows. An intrinsic of several `steps` repeats its instruction along the depth.
+    number of rows. An intrinsic of several `steps` repeats its instruction along the depth. `narrow` columns
+    are from -NARROW to NARROW.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Intrinsic:
     features: tuple[str, ...]
     tall: int = 1
     steps: int = 1
+    narrow: bool = False
 
     @property
     def instruction_depth(self) -> int:
@@ -68,7 +72,7 @@ class Intrinsic:
     @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
-        return "int8" if self.rows in ("int8", "uint8") else DOT + self.rows
+        return "int8" if self.rows in ("int8", "uint8") and not self.narrow else DOT + self.rows
 
 
 # Faster intrinsics come first.
@@ -78,6 +82,8 @@ INTRINSICS = [
     Intrinsic("dot_16x2_dpbf16ps", 16, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16",)),
     Intrinsic("dot_8x2_dpbf16ps", 8, 2, "bfloat16", "bfloat16", "float32", ("avx512_bf16", "avx512vl")),
     Intrinsic("dot_8x4_avx_vnni", 8, 4, "uint8", "int8", "int32", ("avx_vnni",)),
+    Intrinsic("dot_16x4_pmaddubsw", 16, 4, "uint8", "int8", "int32", ("avx512bw",), narrow=True),
+    Intrinsic("dot_8x4_pmaddubsw", 8, 4, "uint8", "int8", "int32", ("avx2",), narrow=True),
     Intrinsic("dot_16x2_pmaddwd", 16, 2, "int16", "int8", "int32", ("avx512bw",)),
     Intrinsic("dot_8x2_pmaddwd", 8, 2, "int16", "int8", "int32", ("avx2",)),
     Intrinsic("mmla_2x4x64_smmla", 4, 64, "int8", "int8", "int32", ("i8mm",), tall=2, steps=8),
@@ -114,13 +120,15 @@ class Roles:
     extents: Mapping[int, int]
 
 
-def dot_product(features: Collection[str], lanes: int, columns: str, sums: str = "int32") -> Intrinsic | None:
-    """Return the best intrinsic of one row for `columns` of this type and `lanes` sums of the type `sums`;
-    None if a device with these features has none.
+def dot_product(
+    features: Collection[str], lanes: int, columns: str, sums: str = "int32", *, narrow: bool = False
+) -> Intrinsic | None:
+    """Return the best intrinsic of one row for `columns` of this type, which may be `narrow`, and `lanes`
+    sums of the type `sums`; None if a device with these features has none.
     """
     for intrinsic in INTRINSICS:
         fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
-        fits = fits and intrinsic.tall == 1
+        fits = fits and intrinsic.tall == 1 and (narrow or not intrinsic.narrow)
         if fits and intrinsic.sums == sums and set(intrinsic.features) <= set(features):
             return intrinsic
     return None
@@ -243,6 +251,7 @@ def _fits(
     return (
         (dag.buffer[rows.buffer].dtype, source.dtype) == (intrinsic.rows, intrinsic.columns)
         and source.role is BufferRole.INPUT
+        and (source.narrow or not (isinstance(intrinsic, Intrinsic) and intrinsic.narrow))
         and is_permutation(dag, node, columns)
         and lane not in rows.axes
         and {lane, depth} <= columns.axes

@@ -69,6 +69,10 @@ def test_wider_vectors_have_at_least_the_same_rate() -> None:
     for narrow, wide in itertools.pairwise(found):
         # A wide instruction may be executed as two narrow ones. Anything slower has another width than meant.
         assert wide > 0.5 * narrow
+    for profile in profiles:
+        for name in ("dotint16", "dotuint8"):
+            # As many vectors in a cycle as of float32: these dot products take two or three instructions.
+            assert profile.multiply_adds.get(name, 0.0) < 1.2 * profile.issue("float32")
     for one, count in zip(classes, found, strict=True):
         # No core does more than four of them in a cycle.
         assert count <= 4 * one.vector_bytes / 4

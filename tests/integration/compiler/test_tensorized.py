@@ -24,8 +24,10 @@ from compiler.lowering.trace import apply_trace, lower
 from compiler.measuring.rounding import Rounding
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device, parse_target
+from compiler.vocabulary import NARROW_BUFFERS
 from compiler.workload import to_json
 from core.device import Device
+from search.dag import NARROW
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
@@ -338,6 +340,30 @@ def test_the_least_and_greatest_bytes_are_exact_without_vnni(constants: tuple[in
         assert "vpmovsxbw" in source
         assert "zmm" not in source
         assert np.array_equal(_run(library, case, expected, [data, weight]), expected), str(program)
+
+
+@pytest.mark.skipif("avx2" not in DEVICE.features, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("constants", [(), (1,)], ids=["copied", "packed"])
+def test_narrow_columns_are_exact_with_16_bit_sums(constants: tuple[int, ...]) -> None:
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"}
+    features = ("avx", "avx2", "fma")
+    device = replace(DEVICE, features=features, vector_bytes=32, mcpu="haswell", target=json.dumps(target))
+    case = _conv(5, 6, 16, 3, 1, 1)
+    wide = case.module(constants)
+    assert not _programs(wide, device, seed=0, each=1)
+    module = tvm.IRModule({"main": wide["main"].with_attr(NARROW_BUFFERS, [1])})
+    data, weight = (np.zeros(shape, dtype) for shape, dtype in zip(case.operands, case.dtypes, strict=False))
+    data[:], weight[:] = 255, NARROW
+    weight[..., :9] = -NARROW
+    expected = case.expect(data.astype(np.int64), weight.astype(np.int64))
+    for program in _programs(module, device, seed=0, each=1):
+        library = _compiled(module, program, device)
+        assert "vpmaddubsw" in library.mod.inspect_source("asm")
+        assert np.array_equal(_run(library, case, expected, [data, weight]), expected), str(program)
+        saturated = _run(library, case, expected, [data, 2 * weight - 1])
+        assert not np.array_equal(
+            saturated, case.expect(data.astype(np.int64), 2 * weight.astype(np.int64) - 1)
+        )
 
 
 def test_avx_vnni_is_used_without_avx512() -> None:

@@ -17,6 +17,8 @@ from compiler.measuring.gpu_comparison import checked_values
 from compiler.measuring.operands import OUTPUT_FILL, Operands, ReferencePrograms
 from compiler.measuring.random_inputs import InputKind, Parameter, parameters
 from compiler.measuring.rounding import Rounding
+from compiler.vocabulary import NARROW_BUFFERS
+from search.dag import NARROW
 from tests.workloads import WORKLOADS
 
 SIZE = 6
@@ -180,6 +182,14 @@ def test_integers_are_drawn_from_what_the_workload_takes(name: str, ranges: list
     function = WORKLOADS[name]()["main"]
     *inputs, _ = parameters(function)
     assert [parameter.range for parameter in inputs if not parameter.is_float] == ranges
+
+
+def test_narrow_integers_are_drawn_up_to_their_ends() -> None:
+    function = WORKLOADS["int8"]()["main"].with_attr(NARROW_BUFFERS, [1])
+    data, weight, _ = parameters(function)
+    assert (data.range, weight.range) == ((-128, 127), (-NARROW, NARROW))
+    drawn = weight.draw(InputKind.LARGE, np.random.default_rng(0))
+    assert (drawn.min(), drawn.max()) == (-NARROW, NARROW)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from core.device import Device
 from search.cost.analytic import estimate
-from search.dag import Dag
+from search.dag import NARROW, Dag
 from search.evolution.mutate import mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather
@@ -184,6 +184,26 @@ def test_a_device_uses_the_best_instruction_that_it_has(
     graph = _matmul(dtypes=dict(zip(("a", "b", "matmul"), types, strict=True)))
     found = best_intrinsic(graph, graph.nodes[0], device)
     assert (found.name if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (HASWELL, "dot_8x4_pmaddubsw"),
+        (SKYLAKE_X, "dot_16x4_pmaddubsw"),
+        (ALDER_LAKE, "dot_8x4_avx_vnni"),
+        (SERVER, "dot_16x4_vnni"),
+        (replace(DEVICE, features=("avx",)), ""),
+    ],
+)
+def test_sums_that_may_saturate_take_narrow_columns_only(device: Device, expected: str) -> None:
+    """The least and greatest narrow integers are just narrow enough for 16 bits."""
+    graph = _matmul()
+    narrow = replace(graph, buffers=tuple(replace(one, narrow=one.name == "b") for one in graph.buffers))
+    assert _named(narrow, device) == expected
+    of_rows = replace(graph, buffers=tuple(replace(one, narrow=one.name == "a") for one in graph.buffers))
+    assert "pmaddubsw" not in _named(of_rows, device)
+    assert 2 * 255 * NARROW < 1 << 15 <= 2 * 255 * (NARROW + 1) + 2
 
 
 def test_two_rows_at_once_need_neighbouring_rows() -> None:
