@@ -1,5 +1,7 @@
 """Tune networks in float32, in bytes and in half precision, and compare each with other runtimes.
 
+int8 has weights of 8 bits, int8w7 of 7 bits, which processors without VNNI multiply faster.
+
     python -m benchmarks.element_types --network resnet18 --json FILE
 
 ONNX Runtime's static quantization makes the models of bytes. Inputs and outputs are float32 in all types.
@@ -49,6 +51,7 @@ FLOAT32 = "float32"
 TYPES: Mapping[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
     FLOAT32: lambda model: model,
     "int8": quantize,
+    "int8w7": lambda model: quantize(model, reduce_range=True),
     "float16": lambda model: narrowed(model, TensorProto.FLOAT16),
     "bfloat16": lambda model: narrowed(model, TensorProto.BFLOAT16),
 }
@@ -57,7 +60,7 @@ FLOAT32_AIMS: Mapping[str, tuple[Aim, frozenset[str]]] = {
     "int8": (at_most(0.4), frozenset({"avx512_vnni", "avx_vnni", "asimddp"})),
     "bfloat16": (at_most(0.7), frozenset({"avx512_bf16"})),
 }
-FASTEST_PEER_AIMS = {"int8": at_most(1.0)}
+FASTEST_PEER_AIMS = {"int8": at_most(1.0), "int8w7": at_most(1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)

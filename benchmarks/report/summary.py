@@ -250,17 +250,18 @@ def limits(files: Iterable[Results]) -> str:
 
 
 def element_types(files: Iterable[Results]) -> str:
-    """Return a row for each network in each type. Of several runs, the last one counts."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """Return a row for each network in each type on each class. Of several runs, the last one counts."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for results in sorted(files, key=lambda each: each.date):
         found = {(each.subject, each.metric, each.peer, each.condition): each for each in results.figures}
         for figure in results.figures:
             if figure.metric == LARGEST_DIFFERENCE:
-                label, kind = figure.subject, figure.condition
+                name, label, kind = results.instruction_set, figure.subject, figure.condition
                 peers = (None, "float32", ONNXRUNTIME, OPENVINO)
                 latencies = [found.get((label, LATENCY, peer, kind)) for peer in peers]
-                rows[label, kind] = [label, kind, *map(_value, latencies), _value(figure)]
+                rows[name, label, kind] = [name, label, kind, *map(_value, latencies), _value(figure)]
     headers = [
+        "class",
         "network",
         "type",
         "latency",
@@ -269,7 +270,7 @@ def element_types(files: Iterable[Results]) -> str:
         "of OpenVINO",
         "largest difference",
     ]
-    return table(headers, [*rows.values()] or [["not measured", *[""] * 6]])
+    return table(headers, [*rows.values()] or [["not measured", *[""] * 7]])
 
 
 def sizes(files: Iterable[Results]) -> str:

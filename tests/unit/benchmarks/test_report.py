@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,8 +265,13 @@ def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
             date=date,
         )
 
-    found = rows(summary.element_types([run(5.0, "2025-01-03"), run(7.0, "2025-01-02")]))
-    assert found == [["resnet18", "int8", "5 ms", "0.5", "0.9", "1.1", "0.02"]]
+    other = replace(run(9.0, "2025-01-04"), instruction_set="AVX2")
+    found = rows(summary.element_types([run(5.0, "2025-01-03"), run(7.0, "2025-01-02"), other]))
+    assert [row[:4] for row in found] == [
+        ["AVX-512", "resnet18", "int8", "5 ms"],
+        ["AVX2", "resnet18", "int8", "9 ms"],
+    ]
+    assert found[0][4:] == ["0.5", "0.9", "1.1", "0.02"]
     assert rows(summary.element_types([]))[0][0] == "not measured"
 
 
