@@ -18,6 +18,7 @@ from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, Verification, open_artifact
 from core.device import Device
+from core.durations import latency_text
 from core.job import JobState
 from core.lease import ModuleKind
 from core.measurement import confidence_interval, is_noisy, noise, spread
@@ -145,7 +146,7 @@ def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
     if tuned is not None and tuned.failed:
         cause = f"the tuned model failed on the device ({failure_of(tuned)})"
     elif tuned is not None:
-        cause = f"the tuned model takes {_ms(tuned)}, {MODEL_NAMES[best.kind]} {_ms(best)}"
+        cause = f"the tuned model takes {_latency(tuned)}, {MODEL_NAMES[best.kind]} {_latency(best)}"
     again = " again" if best.kind == "published" else ""
     return Verdict(best, f"{cause}: {MODEL_NAMES[best.kind]} is published{again}")
 
@@ -153,15 +154,14 @@ def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
 def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) -> str:
     """Return the tuned model's latency and how much faster it is than the others."""
     others = {run.kind: run for run in working}
-    text, untuned = _ms(tuned) + _describe_interval(tuned.run_s), others.get("untuned")
+    text, untuned = _latency(tuned) + _describe_interval(tuned.run_s), others.get("untuned")
     if untuned is not None and _latency_s(untuned) < _latency_s(tuned):
-        text += f", no slower than untuned ({_ms(untuned)}) within the noise of the timings"
+        text += f", no slower than untuned ({_latency(untuned)}) within the noise of the timings"
     elif untuned is not None:
-        text += f", {_compared(_latency_s(untuned) / _latency_s(tuned))} untuned ({_ms(untuned)})"
+        text += f", {_compared(_latency_s(untuned) / _latency_s(tuned))} untuned ({_latency(untuned)})"
     if before := others.get("published"):
-        text += (
-            f", {_compared(_latency_s(before) / _latency_s(tuned))} what was published before ({_ms(before)})"
-        )
+        ratio = _latency_s(before) / _latency_s(tuned)
+        text += f", {_compared(ratio)} what was published before ({_latency(before)})"
     if untuned is None:
         text += "; the untuned model does not run, so neither speed nor outputs were compared"
     return text
@@ -169,8 +169,8 @@ def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) 
 
 def _describe_interval(run_s: Sequence[float]) -> str:
     """Describe the 95% confidence interval of a latency; "" if it is shorter than its last digit."""
-    low, high = (f"{secs * 1e3:.3g}" for secs in confidence_interval(run_s) or (0.0, 0.0))
-    return f" ({low} to {high} ms with 95% confidence)" if low != high else ""
+    low, high = map(latency_text, confidence_interval(run_s) or (0.0, 0.0))
+    return f" ({low} to {high} with 95% confidence)" if low != high else ""
 
 
 def _compared(ratio: float) -> str:
@@ -435,8 +435,7 @@ def _describe_ratio(timing: OnnxRuntime) -> str:
     """Compare the published model with ONNX Runtime; "" if that wasn't timed."""
     if timing.ratio is None:
         return ""
-    latency_ms = statistics.median(timing.run_s) * 1e3
-    peer = f"ONNX Runtime {timing.version} on this device ({latency_ms:.3g} ms)"
+    peer = f"ONNX Runtime {timing.version} on this device ({latency_text(statistics.median(timing.run_s))})"
     return f"{timing.ratio:.2f} times as fast as {peer}"
 
 
@@ -444,8 +443,8 @@ def _describe_noise(run: StoredModuleRun) -> str:
     """Describe the noise in a model's timings; "" if there is little."""
     if not is_noisy(run.run_s):
         return ""
-    low, high = (f"{secs * 1e3:.3g}" for secs in spread(run.run_s))
-    return f"the device was disturbed: 80% of the calls took {low} to {high} ms"
+    low, high = map(latency_text, spread(run.run_s))
+    return f"the device was disturbed: 80% of the calls took {low} to {high}"
 
 
 def _describe_gap(run: StoredModuleRun, kernels_s: float | None) -> str:
@@ -455,7 +454,7 @@ def _describe_gap(run: StoredModuleRun, kernels_s: float | None) -> str:
     if kernels_s is None or abs(_latency_s(run) - kernels_s) < MIN_GAP_S:
         return ""
     share = kernels_s / _latency_s(run)
-    text = f"its kernels, timed one by one, add up to {kernels_s * 1e3:.3g} ms ({share:.0%})"
+    text = f"its kernels, timed one by one, add up to {latency_text(kernels_s)} ({share:.0%})"
     if share * MAX_GAP < 1:
         return (
             f"{text}: in the model, they find less of their data in the caches, or the device was disturbed"
@@ -489,5 +488,5 @@ def _standard_error(run: StoredModuleRun) -> float:
     return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(run.run_s))
 
 
-def _ms(run: StoredModuleRun) -> str:
-    return f"{_latency_s(run) * 1e3:.3g} ms"
+def _latency(run: StoredModuleRun) -> str:
+    return latency_text(_latency_s(run))

@@ -51,7 +51,7 @@ def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler
     farm.slowdowns = (*[1.0] * 6, *[1.5] * 5)
     farm.submit()
     farm.plug_in()
-    assert farm.finish().message.endswith("; the device was disturbed: 80% of the calls took 10 to 15 ms")
+    assert farm.finish().message.endswith("; the device was disturbed: 80% of the calls took 10 ms to 15 ms")
 
 
 @pytest.mark.parametrize(

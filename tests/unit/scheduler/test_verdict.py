@@ -43,8 +43,8 @@ def test_the_untuned_model_is_published_only_if_it_is_faster(
 
 def test_a_tie_is_reported() -> None:
     verdict = judge([timed("tuned", around(1.003, 0.01)), timed("untuned", around(1.0, 0.01))])
-    latency = "1e+03 ms (998 to 1.01e+03 ms with 95% confidence)"
-    assert verdict.message == f"{latency}, no slower than untuned (1e+03 ms) within the noise of the timings"
+    latency = "1 s (998 ms to 1.01 s with 95% confidence)"
+    assert verdict.message == f"{latency}, no slower than untuned (1 s) within the noise of the timings"
 
 
 def test_an_equal_latency_is_not_called_faster() -> None:
