@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -113,6 +114,19 @@ def _about(text: str, least: float | None = None, most: float | None = None) -> 
     return {"help": text, "least": least, "most": most}
 
 
+class JobOptionError(ValueError):
+    """A job option is outside its limits or excludes another. `template` has the names in braces."""
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        super().__init__(self.text(str))
+
+    def text(self, name_of: Callable[[str], str]) -> str:
+        """Return the message with the options' names as `name_of` writes them, such as flags."""
+        names = {option.name: name_of(option.name) for option in fields(JobOptions)}
+        return self.template.format_map(names)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
     """The options of a job, besides its model, target and goals.
@@ -173,11 +187,11 @@ class JobOptions:
             if isinstance(option.default, StrEnum):
                 object.__setattr__(self, option.name, type(option.default)(value))
             elif least is not None and value is not None and not least <= value <= most:
-                raise ValueError(f"{option.name} must be between {least} and {most}, not {value}")
+                raise JobOptionError(f"{{{option.name}}} must be between {least} and {most}, not {value}")
         if self.exact and self.tf32:
-            raise ValueError("tf32 is not exact: leave exact or tf32 out")
+            raise JobOptionError("{tf32} is not exact: leave {exact} or {tf32} out")
         if self.calibration is not None and self.quantize is Quantize.NONE:
-            raise ValueError("calibration is used to quantize a model: add quantize, such as int8")
+            raise JobOptionError("{calibration} is used to quantize a model: add {quantize} int8")
 
 
 def options_of(source: object) -> dict[str, Any]:

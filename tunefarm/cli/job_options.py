@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from core.exit_code import ExitCode
-from core.job import JobOptions
+from core.job import JobOptionError, JobOptions
 from system.command import CommandError
 
 
@@ -35,9 +35,8 @@ def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_options(**arguments: Any) -> None:
         try:
             options = JobOptions(**{name: arguments.pop(name) for name in flags})
-        except ValueError as error:
-            name, _, problem = str(error).partition(" ")
-            raise CommandError(f"{_flag_name(name)} {problem}", ExitCode.USAGE) from error
+        except JobOptionError as error:
+            raise CommandError(error.text(_flag_name), ExitCode.USAGE) from error
         command(**arguments, options=options)
 
     parameters: list[inspect.Parameter] = []

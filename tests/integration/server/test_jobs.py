@@ -350,7 +350,7 @@ def test_a_job_quantizes_its_model_with_a_dataset(service: Service, tmp_path: Pa
             f"No dataset is stored as {'0' * 64}: upload it first.",
         ),
         ({"quantize": "int8", "calibration": "\x00"}, "No dataset is stored as"),
-        ({"calibration": "0" * 64}, "calibration is used to quantize a model: add quantize"),
+        ({"calibration": "0" * 64}, "calibration is used to quantize a model: add quantize int8"),
         ({"quantize": "int2"}, "quantize"),
     ],
 )

@@ -292,6 +292,22 @@ def test_tf32_is_sent_if_given_and_conflicts_with_exact(command: str, fake: Fake
     assert len(fake.requests) == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--calibration", "x.npz"], "--calibration is used to quantize a model: add --quantize int8"),
+        (["--tf32", "--exact"], "--tf32 is not exact: leave --exact or --tf32 out"),
+        (["--weight", "nan"], "--weight must be between 0.001 and 1000.0, not nan"),
+    ],
+)
+def test_options_are_named_as_they_are_typed(
+    flags: list[str], says: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("tune", "compile"):
+        assert run(app, [command, str(model), *flags]) == ExitCode.USAGE
+        assert capsys.readouterr().err == f"tunefarm: {says}\n"
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
 @pytest.mark.parametrize("command", ["tune", "compile"])
 def test_features_are_refused_where_a_service_runs_already(
