@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 2.0
 MAX_WAIT_S = 600.0
+# Assistants give up soon on a command that doesn't answer.
+CHECK_TIMEOUT_S = 5.0
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -41,6 +43,7 @@ def mcp(server: Server = None, token: Token = None, data: Data = None) -> None:
     if importlib.util.find_spec("mcp") is None:
         raise CommandError("the package mcp is missing: pip install 'tunefarm[mcp]'", ExitCode.LOCAL)
     with connected(server, token, data) as service:
+        service.client.check(CHECK_TIMEOUT_S)  # otherwise only a tool's call would tell
         mcp_server(service.client).run("stdio")
 
 

@@ -240,6 +240,11 @@ class Client:
         """Return the hash of the only workload whose hash begins with `start`."""
         return str(self._get(f"/v1/workloads/{quote(start, safe='')}").get("hash"))
 
+    def check(self, timeout_s: float) -> None:
+        """Check within `timeout_s` seconds, without another attempt, that a service accepts the token."""
+        timeout = urllib3.Timeout(total=timeout_s)
+        self._object(self._call(lambda: self._send("GET", "/v1/session", timeout=timeout), attempts=1))
+
     def version(self) -> str:
         """Return the service's version."""
         return str(self._get("/openapi.json").get("info", {}).get("version"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,25 @@ def test_the_command_speaks_over_standard_input_and_output(service: Service) -> 
             return {tool.name for tool in (await caller.list_tools()).tools}
 
     assert {"submit", "watch", "best", "compare"} <= asyncio.run(names())
+
+
+def test_a_service_that_is_gone_or_refuses_the_token_ends_the_command(
+    guarded: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("tunefarm.cli.mcp_server.mcp_server", lambda client: pytest.fail("it serves"))
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patches:
+        patches.setattr("tunefarm.cli.mcp_server.CHECK_TIMEOUT_S", 0.1)
+        for port in (1, silent.getsockname()[1]):
+            assert run(app, ["mcp", "--server", f"http://127.0.0.1:{port}"]) == ExitCode.UNREACHABLE
+            shown = capsys.readouterr()
+            assert shown.out == "", "standard output is the protocol's"
+            assert f"no tunefarm service answers at http://127.0.0.1:{port}" in shown.err
+            assert "start one with `tunefarm up`, or check --server" in shown.err
+    monkeypatch.setenv("TUNEFARM_TOKEN", "wrong")
+    assert run(app, ["mcp", "--server", guarded.url]) == ExitCode.REFUSED
+    shown = capsys.readouterr()
+    assert (shown.out, "token" in shown.err) == ("", True)
 
 
 def test_the_missing_package_is_named(
