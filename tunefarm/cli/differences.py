@@ -30,6 +30,7 @@ from tunefarm.cli.options import (
     print_plain,
     stdout,
 )
+from tunefarm.cli.remarks import say
 from tunefarm.client.artifact import published_tasks
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, PublishedTask, Release
@@ -138,7 +139,8 @@ def check(
 ) -> None:
     """Compare a model with a release, for continuous integration.
 
-    Prints a comment in Markdown. Exit code 11 means that the model is slower than allowed.
+    Prints a comment in Markdown, with a warning if the release has another model or other shapes. Exit code
+    11 means that the model is slower than allowed.
     """
     allowed = _parsed_percent(max_regression)
     with opened(server, token, data) as service:
@@ -152,17 +154,46 @@ def check(
         raise CommandError(f"job {untimed} has no measured latency: tune it again", ExitCode.REFUSED)
     regression = now_s / before_s - 1
     is_slower = regression > allowed
+    warnings = _warnings(*found.jobs, baseline)
     if as_json:
         own = {"baseline": baseline, "regression": regression, "allowed": allowed, "passed": not is_slower}
-        print_json(own | found.as_json())
+        print_json(own | {"warnings": warnings} | found.as_json())
     else:
-        print_plain(_comment(found, baseline, regression, allowed))
+        print_plain(_comment(found, baseline, regression, allowed, warnings))
+    for warning in warnings:
+        say(f"warning: {without_controls(warning)}")
     if is_slower:
         raise CommandError(
             f"{job.model_name} is {regression:.1%} slower than {baseline}, and {allowed:.1%} is allowed: "
             "compare the subgraphs above",
             ExitCode.REGRESSION,
         )
+
+
+def _warnings(before: Job, now: Job, baseline: str) -> list[str]:
+    """Return a sentence for each reason why the latencies of a release and a job may not be comparable."""
+    warnings = []
+    if before.model_name != now.model_name and before.model != now.model:
+        warnings.append(
+            f"{baseline} is another model, {before.model_name}, not {now.model_name}: "
+            "compare with a release of the same model"
+        )
+    elif before.model != now.model:
+        warnings.append(
+            f"{baseline} was tuned from another file {now.model_name}, with SHA-256 {before.model[:12]}..., "
+            f"not {now.model[:12]}...: a change of the model may explain the difference"
+        )
+    if before.shapes != now.shapes:
+        warnings.append(
+            f"{baseline} has other shapes, {_shapes_text(before)}, not {_shapes_text(now)}: "
+            "compare jobs of the same shapes"
+        )
+    return warnings
+
+
+def _shapes_text(job: Job) -> str:
+    shapes = (f"{name}={','.join(map(str, shape))}" for name, shape in job.shapes.items())
+    return " ".join(shapes) or "those of the file"
 
 
 def difference(client: Client, first: str, second: str) -> Difference:
@@ -273,7 +304,9 @@ def _table(names: Sequence[str], found: Difference) -> Table:
     return table
 
 
-def _comment(found: Difference, baseline: str, regression: float, allowed: float) -> str:
+def _comment(
+    found: Difference, baseline: str, regression: float, allowed: float, warnings: Sequence[str]
+) -> str:
     """Return a comment in Markdown for a pull request."""
     before_s, now_s = found.latency_s
     before, now = found.jobs
@@ -285,6 +318,7 @@ def _comment(found: Difference, baseline: str, regression: float, allowed: float
     lines = [
         f"### {'❌' if is_slower else '✅'} {_cell(now.model_name)}: {verdict} `{baseline}`",
         "",
+        *(f"⚠️ Warning: {_cell(warning)}.\n" for warning in warnings),
         f"At most {allowed:.1%} slower is allowed. Device class `{now.device_class}`.",
         "",
         f"| | `{baseline}` (`{before.id}`) | `{now.id}` | change |",

@@ -141,6 +141,34 @@ def test_a_regression_beyond_the_limit_fails(
     assert found["regression"] == pytest.approx(0.1)
 
 
+def test_a_release_of_another_model_or_other_shapes_is_warned_of(
+    jobs: Jobs, worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, same = jobs.service, packed(entry("conv", 4e-4))
+    run(app, ["release", "set", "production", jobs.first])
+    changed = service.upload(onnx_model(5))
+    renamed = service.http.post("/v1/models?name=net", content=onnx_model(6)).json()["sha256"]
+    said = {
+        publish(service, worker, same, 1e-3, model=renamed): "production is another model, relu, not net",
+        publish(service, worker, same, 1e-3, model=changed): "production was tuned from another file relu",
+        publish(service, worker, same, 1e-3, shapes={"x": [4]}): "other shapes, those of the file, not x=4",
+        jobs.second: "",
+    }
+    for job, warning in said.items():
+        capsys.readouterr()
+        arguments = ["check", job, "--baseline", "production", "--max-regression", "11%"]
+        assert run(app, arguments) == ExitCode.OK, "a warning leaves the exit code as it is"
+        shown = capsys.readouterr()
+        assert [line[:17] for line in shown.err.splitlines()] == ["warning: producti"] * bool(warning)
+        assert warning in shown.err
+        assert ("\n\n⚠️ Warning: production " in shown.out) is bool(warning)
+        assert warning in shown.out
+        assert run(app, [*arguments, "--json"]) == ExitCode.OK
+        found = json.loads(capsys.readouterr().out)["warnings"]
+        assert len(found) == bool(warning)
+        assert warning in "".join(found)
+
+
 def test_a_model_file_selects_the_newest_job(
     jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
