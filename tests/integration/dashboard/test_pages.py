@@ -693,6 +693,28 @@ def test_the_arrow_keys_read_a_charts_values(page: Page, site: Service) -> None:
     expect(maps.locator("figcaption b")).to_have_text("adaptive_avg_pool2d")
 
 
+def test_a_cost_model_of_one_version_shows_its_points(page: Page, site: Service) -> None:
+    versions = site.http.get(f"/v1/cost-models/{CALIBRATED.key}/versions").json()
+    only = {**versions, "items": versions["items"][:1]}
+    page.route("**/v1/cost-models/*/versions", lambda route: route.fulfill(json=only))
+    open_page(page, site, "#/models")
+    charts = page.get_by_role("img", name="Accuracy")
+    expect(charts.locator("canvas")).to_have_count(3)
+    # The axes and their labels are grey. A point has about thirty pixels in its series' colour.
+    coloured = """([...canvases]) => canvases.every((canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const pixels = new Map();
+      for (let at = 0; at < data.length; at += 4) {
+        const [red, green, blue, alpha] = data.slice(at, at + 4);
+        const isGrey = Math.max(red, green, blue) - Math.min(red, green, blue) < 60;
+        const colour = [red, green, blue].join();
+        if (alpha === 255 && !isGrey) pixels.set(colour, (pixels.get(colour) ?? 0) + 1);
+      }
+      return [...pixels.values()].filter((count) => count >= 10).length === 2;
+    })"""
+    page.wait_for_function(coloured, arg=charts.locator("canvas").element_handles())
+
+
 def test_escape_closes_a_form_and_returns_the_focus(page: Page, site: Service) -> None:
     open_page(page, site, "#/jobs/job-done")
     button = page.get_by_role("button", name="Edit tags and notes")
