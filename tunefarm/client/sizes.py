@@ -12,6 +12,7 @@ from pathlib import Path
 from core.decoder_names import MASKS, POSITIONS, TOKENS, cache_inputs
 from core.job import MAX_MODELS
 from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
+from tunefarm.client.exported_programs import MalformedProgram, ProgramInputs, program_inputs
 
 # The default sizes of a decoder: the new tokens of a step, and the tokens in its cache.
 NEW_TOKENS, CACHED_TOKENS = (1, 32), (256, 1024)
@@ -46,28 +47,71 @@ def sizes_of(
     have the same name, it means the input. Sizes of several dimensions are combined. `batch` is the size of
     open leading dimensions. A decoder with a cache has default sizes, and a batch of one.
 
-    Raises SizesError, OSError, and IncompleteShape if a dimension of an ONNX model's input stays open.
+    Raises SizesError, OSError, and IncompleteShape if a dimension of an input stays open.
     """
     declared = [_declared(model) for model in models]
     if len(models) == 1 and declared[0] is None:
         return [[Size("", dict(given))]]
-    known = [inputs or {} for inputs in declared]
+    known = [one.inputs if one is not None else {} for one in declared]
     names = {name for inputs in known for name in (*inputs, *_open(inputs))}
     unknown = sorted(given.keys() - names)
     if unknown:
         listed = ", ".join(f"{name} {_text(dims)}" for inputs in known for name, dims in inputs.items())
         raise SizesError(f"there is no input and no dimension '{unknown[0]}'; inputs are: {listed or 'none'}")
     found = []
-    for model, inputs in zip(models, known, strict=True):
-        own, chosen, leading = inputs, given, batch
-        if (lengths := _decoder_lengths(inputs)) is not None:
-            own = {name: dims for name, dims in inputs.items() if name not in (*MASKS, *POSITIONS)}
-            chosen = _with_defaults(own, given, lengths)
+    for model, file in zip(models, declared, strict=True):
+        own, chosen, leading = file.left_open(given) if file is not None else {}, given, batch
+        if file is not None and file.lengths is not None:
+            chosen = _with_defaults(own, given, file.lengths)
             leading = batch or 1
         found.append(_sizes(own, chosen, leading))
-        _check_complete(model, own, found[-1], leading)
+        _check_complete(model, own, found[-1], leading, takes_batch=file is not None and not file.is_shared)
     _check_number(sum(map(len, found)))
     return found
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """The dimensions of a file's inputs, and the default sizes of a decoder's dimensions; None for other
+    models.
+
+    The service computes the shapes of inputs in `derived`. In an exported program, a dimension that two
+    inputs share `is_shared`: the whole shape of one input gives the dimension its size in the others, too.
+    """
+
+    inputs: dict[str, Dimensions]
+    lengths: dict[str, Shape] | None
+    derived: frozenset[str] = frozenset()
+    is_shared: bool = False
+
+    def left_open(self, given: Mapping[str, Shape]) -> dict[str, Dimensions]:
+        """Return the inputs that need a shape, with the dimensions that whole shapes of others leave open."""
+        if not self.is_shared:
+            return {name: dims for name, dims in self.inputs.items() if name not in self.derived}
+        sizes: dict[int | str, int] = {}
+        for name, dims in self.inputs.items():
+            sizes |= {
+                dim: size
+                for dim, size in zip(dims, given.get(name, ()), strict=False)
+                if dim in _open({name: dims})
+            }
+        return {
+            name: dims if name in given else tuple(sizes.get(dim, dim) for dim in dims)
+            for name, dims in self.inputs.items()
+            if name in given or name not in self.derived
+        }
+
+
+def _declared_program(program: ProgramInputs) -> _Declared:
+    """Return the inputs of an exported program. A decoder writes buffers, and its tokens are dynamic."""
+    inputs = program.dimensions
+    tokens = [inputs[name][1] for name in TOKENS if len(inputs.get(name, ())) > 1]
+    lengths = {}
+    for dim in tokens[:1]:
+        if program.writes_buffers and isinstance(dim, str) and dim:
+            low, high = program.limits.get(dim, (1, max(NEW_TOKENS)))
+            lengths[dim] = tuple(sorted({min(max(size, low), high) for size in NEW_TOKENS}))
+    return _Declared(inputs, lengths or None, program.computed, is_shared=True)
 
 
 def _decoder_lengths(inputs: Mapping[str, Dimensions]) -> dict[str, Shape] | None:
@@ -96,7 +140,11 @@ def _with_defaults(
 
 
 def _check_complete(
-    model: Path, inputs: Mapping[str, Dimensions], sizes: Sequence[Size], batch: int | None
+    model: Path,
+    inputs: Mapping[str, Dimensions],
+    sizes: Sequence[Size],
+    batch: int | None,
+    takes_batch: bool,
 ) -> None:
     # A batch is the size of all leading dimensions, even if the file names them.
     batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
@@ -107,7 +155,7 @@ def _check_complete(
             continue
         shape = ",".join(str(dim if _is_fixed(dim) else 1) for dim in dims)
         how = f"--shape {name}={shape}"
-        how = f"--batch 1, or {how}" if left == [0] else how
+        how = f"--batch 1, or {how}" if left == [0] and takes_batch else how
         raise IncompleteShape(
             f"input '{name}' of {model.name} leaves dimensions open {_text(dims)}: give {how}"
         )
@@ -120,13 +168,20 @@ def _check_number(sizes: int) -> None:
         )
 
 
-def _declared(model: Path) -> dict[str, Dimensions] | None:
-    """Return the dimensions of an ONNX file's inputs; None for other files."""
+def _declared(model: Path) -> _Declared | None:
+    """Return the inputs of an ONNX file or an exported program; None for other files."""
     with model.open("rb") as file:
         try:
-            return input_dimensions(file) if recognise(file) is ModelFormat.ONNX else None
-        except (UnknownFormat, MalformedMessage):
+            format_ = recognise(file)
+            if format_ is ModelFormat.EXPORTED_PROGRAM:
+                return _declared_program(program_inputs(file))
+            if format_ is not ModelFormat.ONNX:
+                return None
+            inputs = input_dimensions(file)
+        except (UnknownFormat, MalformedMessage, MalformedProgram):
             return None  # the service reports the error
+    lengths = _decoder_lengths(inputs)
+    return _Declared(inputs, lengths, frozenset() if lengths is None else frozenset((*MASKS, *POSITIONS)))
 
 
 def _sizes(inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], batch: int | None) -> list[Size]:

@@ -22,6 +22,8 @@ from compiler.verifying.decoder_cache import check_shorter_steps
 from compiler.verifying.imported import Imported, verify_file
 from tests.compiled import build_module
 from tests.compiled_models import manifest_of
+from tunefarm.client.exported_programs import program_inputs
+from tunefarm.client.sizes import sizes_of
 
 torch: Any = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
@@ -301,6 +303,17 @@ def test_an_outline_has_dynamic_dimensions() -> None:
     assert shapes["input_ids"] == (1, *(shapes["cache_position"] or ()))
     assert str(shapes["cache_position"][0]).startswith("s")  # type: ignore[index]
     assert all(one.supported for one in outline.operators)
+
+
+def test_the_command_gives_a_dynamic_decoder_its_sizes(tmp_path: Path) -> None:
+    file = saved(StaticCache(_copied_by_index), THREE_TOKENS, DYNAMIC_TOKENS)
+    (tmp_path / "model.pt2").write_bytes(file)
+    with (tmp_path / "model.pt2").open("rb") as opened:
+        found = program_inputs(opened).dimensions
+    assert found == {one.name: one.shape for one in read_outline(file).inputs}
+    [sizes] = sizes_of([tmp_path / "model.pt2"], {})
+    caches = [read(file, size.shapes).to_relax().cache for size in sizes]
+    assert [(one.count, one.capacity) for one in caches if one] == [(1, TOKENS), (5, TOKENS)]
 
 
 class SeesLaterTokens(StaticCache):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +30,46 @@ def named(**inputs: Sequence[Extent]) -> bytes:
     b = Builder()
     first = next(iter(inputs))
     return b.model(dict(inputs), {b.op("Relu", first): inputs[first]})
+
+
+def program(inputs: Mapping[str, Sequence[int | str]], limit: int | None = None, writes: str = "") -> bytes:
+    """The file of an exported program: a dimension is an extent or the text of its formula.
+
+    The operator `writes` has the buffer b_keys, of (1, 64), as its first argument.
+    """
+
+    def tensor(dims: Sequence[int | str]) -> object:
+        formulas = [{"as_expr": {"expr_str": dim, "hint": {"as_int": 3}}} for dim in dims]
+        return {
+            "dtype": 5,
+            "sizes": [
+                {"as_int": d} if isinstance(d, int) else f for d, f in zip(dims, formulas, strict=True)
+            ],
+        }
+
+    of_user = [{"user_input": {"arg": {"as_tensor": {"name": name}}}} for name in inputs]
+    buffer = {"buffer": {"arg": {"name": "b_keys"}, "buffer_name": "keys", "persistent": True}}
+    arguments = [
+        {"name": "self", "arg": {"as_tensor": {"name": "b_keys"}}},
+        {"name": "dim", "arg": {"as_int": 1}},
+    ]
+    described = {
+        "graph_module": {
+            "graph": {
+                "tensor_values": {name: tensor(dims) for name, dims in {"b_keys": (1, 64), **inputs}.items()},
+                "nodes": [{"target": f"torch.ops.aten.{writes or 'relu.default'}", "inputs": arguments}],
+            },
+            "signature": {"input_specs": [buffer, *of_user], "output_specs": [{"user_output": {}}]},
+        },
+        "range_constraints": {"s58": {"min_val": 0, "max_val": limit}},
+    }
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/models/model.json", json.dumps(described))
+    return file.getvalue()
+
+
+S58, S77 = (f"Symbol('{name}', positive=True, integer=True)" for name in ("s58", "s77"))
 
 
 def test_a_dimension_has_the_same_size_in_all_inputs(tmp_path: Path) -> None:
@@ -172,3 +216,63 @@ def test_given_sizes_replace_a_decoders_default_sizes(tmp_path: Path) -> None:
     assert single.shapes["past_key_values.0.key"] == (1, 4, 64, 8)
     with pytest.raises(SizesError, match="input 'encoder_hidden_states' leaves 'audio' open"):
         sizes(tmp_path, whisper(), {})
+
+
+def test_dimensions_of_an_exported_program_have_sizes(tmp_path: Path) -> None:
+    file = program({"ids": (1, S58), "mask": (1, 1, S58), "twice": (f"Mul(Integer(2), {S58})", 3)})
+    assert sizes(tmp_path, file, {"s58": (1, 32)}) == [
+        Size("s58=1", {"ids": (1, 1), "mask": (1, 1, 1)}),
+        Size("s58=32", {"ids": (1, 32), "mask": (1, 1, 32)}),
+    ]
+    # The service computes the shapes of inputs that share the dimension.
+    wholes: Sequence[dict[str, Shape]] = [
+        {"ids": (1, 8)},
+        {"mask": (1, 1, 8)},
+        {"ids": (1, 8), "twice": (16, 3)},
+    ]
+    for given in wholes:
+        assert sizes(tmp_path, file, given) == [Size("", given)]
+    with pytest.raises(SizesError, match=r"no dimension 'n'; inputs are: ids \(1, s58\), .* twice \(\?, 3\)"):
+        sizes(tmp_path, file, {"n": (1,)})
+    with pytest.raises(IncompleteShape, match=r"input 'ids' of .* \(1, s58\): give --shape ids=1,1$"):
+        sizes(tmp_path, file, {})
+    with pytest.raises(IncompleteShape, match=r"\(s77, 3\): give --shape x=1,3$"):  # a batch is for ONNX
+        sizes(tmp_path, program({"x": (S77, 3)}), {})
+    assert "torch" not in sys.modules
+
+
+def test_an_extent_that_no_other_input_gives_needs_the_whole_shape(tmp_path: Path) -> None:
+    file = program({"x": (S58, f"Add({S58}, Integer(1))"), "y": (S58,)})
+    assert sizes(
+        tmp_path, program({"x": (4, f"Add({S58}, {S77})"), "y": (S58,)}), {"x": (4, 9), "s58": (2,)}
+    ) == [Size("", {"x": (4, 9), "y": (2,)})]
+    assert sizes(tmp_path, file, {"s58": (2,)}) == [Size("", {"y": (2,)})]
+    with pytest.raises(IncompleteShape, match=r"input 'x' of .* \(4, \?\): give --shape x=4,1$"):
+        sizes(tmp_path, program({"x": (4, f"Add({S58}, {S77})"), "y": (S58,)}), {"y": (2,)})
+
+
+@pytest.mark.parametrize("writes", ["index_copy_.default", "index_put_.default"])
+@pytest.mark.parametrize(("limit", "tokens"), [(None, [1, 32]), (100, [1, 32]), (5, [1, 5]), (1, [1])])
+def test_an_exported_decoder_has_default_numbers_of_tokens(
+    writes: str, limit: int | None, tokens: Sequence[int], tmp_path: Path
+) -> None:
+    inputs = {"input_ids": (1, S58), "cache_position": (S58,)}
+    found = sizes(tmp_path, program(inputs, limit, writes), {})
+    assert [size.shapes for size in found] == [
+        {"input_ids": (1, count), "cache_position": (count,)} for count in tokens
+    ]
+    [chosen] = sizes(tmp_path, program(inputs, limit, writes), {"input_ids": (1, 4)})
+    assert chosen.shapes == {"input_ids": (1, 4)}
+    with pytest.raises(IncompleteShape, match=r"give --shape input_ids=1,1$"):
+        sizes(tmp_path, program(inputs, limit), {})
+    # A buffer is an input of the library.
+    file = program({"input_ids": (1, 1), "cache_position": (1,)}, limit, writes)
+    assert sizes(tmp_path, file, {"b_keys": (1, 64)}) == [Size("", {"b_keys": (1, 64)})]
+
+
+@pytest.mark.parametrize("described", [b"", b"{}", b"[" * 100_000, b'{"graph_module": {"graph": []}}'])
+def test_a_program_that_cannot_be_read_has_the_shapes_as_they_are(described: bytes, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/models/model.json", described)
+    assert sizes(tmp_path, file.getvalue(), {"x": (1, 3)}) == [Size("", {"x": (1, 3)})]
