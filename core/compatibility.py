@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from core.device import Device
+from core.device import WARPGROUPS_ON, Device
 
 
 def nearest(asked: Device, known: Iterable[Device]) -> list[Device]:
@@ -21,9 +21,10 @@ def _is_usable(asked: Device, other: Device) -> bool:
     """Return whether code for the other class needs nothing that the asked class lacks."""
     if asked.gpu and other.gpu:
         limits, needs = asdict(asked.gpu), asdict(other.gpu)
-        # A kernel for warps of 32 threads is wrong on others.
+        # A kernel for warps of 32 threads is wrong on others, and warpgroups multiply on one capability only.
+        only = [asked.gpu.capability == WARPGROUPS_ON] if other.gpu.capability == WARPGROUPS_ON else []
         return limits["warp_size"] == needs["warp_size"] and all(
-            needs[name] <= limits[name] for name in limits
+            [*only, *(needs[name] <= limits[name] for name in limits)]
         )
     if asked.gpu or other.gpu:
         return False

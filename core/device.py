@@ -12,6 +12,8 @@ from core.profile import Profile, assumed_gpu_profile, assumed_profile
 
 # The compute capability whose threads can copy from global to shared memory without waiting.
 ASYNC_COPIES_SINCE = 80
+# The only compute capability whose warpgroups multiply matrices (`wgmma`).
+WARPGROUPS_ON = 90
 
 
 @dataclass(frozen=True)

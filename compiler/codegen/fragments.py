@@ -17,6 +17,7 @@ from tvm.ir import Call, Var
 from tvm.tirx import AllocBuffer, DeclBuffer, PrimFunc, buffer_data, decl_buffer
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.warpgroups import define_warpgroups
 from compiler.tir_nodes import find_all, op_name
 
 KERNELS_START = 'extern "C"'
@@ -85,5 +86,5 @@ def use_mma_sync(source: str) -> str:
     """
     if _WMMA not in source:
         return source
-    without_header = _WMMA_HEADER.sub("", source).replace(_WMMA, _OURS)
-    return without_header.replace(KERNELS_START, _FUNCTIONS + KERNELS_START, 1)
+    functions, kernels = define_warpgroups(_WMMA_HEADER.sub("", source).replace(_WMMA, _OURS))
+    return kernels.replace(KERNELS_START, _FUNCTIONS + functions + KERNELS_START, 1)

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm.target import Target
 
 from compiler.codegen import nvrtc
+from compiler.codegen.warpgroups import architecture
 from core.measurement import Resources
 from system.nvcc import find_compiler
 
@@ -48,6 +49,7 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
         raise NvccError(
             "there is no compiler for GPUs: install tunefarm's extra 'cuda', or set CUDA_HOME to a toolkit"
         )
+    arch = architecture(source, arch)
     if not compiler.headers:
         return _by_nvcc(compiler.path, source, arch)
     try:
@@ -63,7 +65,9 @@ def _by_nvcc(nvcc: Path, source: str, arch: str) -> tuple[bytes, Resources | Non
     with tempfile.TemporaryDirectory(prefix="tunefarm-nvcc-") as folder:
         path, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         path.write_text(source)
-        command = [str(nvcc), *FLAGS, f"-arch={arch}", "-o", str(cubin), str(path)]
+        # nvcc also compiles for sm_90 if `-arch` is sm_90a.
+        generate = f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}"
+        command = [str(nvcc), *FLAGS, generate, "-o", str(cubin), str(path)]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:

@@ -21,6 +21,7 @@ from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_ker
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tile_instructions import use_tiles
+from compiler.codegen.warpgroups import wait_for_all_operands
 
 PIPELINE = "tunefarm"
 UNTUNED = "tunefarm_untuned"
@@ -35,7 +36,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()
-        return lambda module: finish(declare_as_halves(point_by_types(module)))
+        return lambda module: finish(declare_as_halves(point_by_types(wait_for_all_operands(module))))
 
     return lower, finish_on_stack, finish_fragments
 

@@ -15,6 +15,7 @@ from compiler.lowering.gpu.rows import BlockReductionLowering, KeptInRegistersLo
 from compiler.lowering.gpu.tensor_attention import TensorAttentionLowering
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
 from compiler.lowering.gpu.tiles import GpuTileLowering
+from compiler.lowering.gpu.warpgroups import WarpgroupTileLowering
 from compiler.lowering.primitives import Primitives
 from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
 from core.device import Device
@@ -32,6 +33,7 @@ from search.stages.gpu import (
     TensorTiled,
     ThreadKernel,
     ThreadLocal,
+    WarpgroupTiled,
 )
 from search.stages.inlined import Fused, Inlined
 
@@ -44,6 +46,7 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
     RowBlock: RowBlockLowering,
     GpuTiled: GpuTileLowering,
     TensorTiled: TensorTileLowering,
+    WarpgroupTiled: WarpgroupTileLowering,
     ThreadKernel: ThreadKernelLowering,
     RowKernel: RowKernelLowering,
     BlockReduction: BlockReductionLowering,

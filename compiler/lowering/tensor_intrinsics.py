@@ -20,7 +20,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
 import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
-from compiler.lowering.gpu import wmma_intrinsics
+from compiler.lowering.gpu import wgmma_intrinsics, wmma_intrinsics
 from search.sketches.block_products import block_product
 from search.sketches.intrinsics import BY_NAME, Intrinsic, register_intrinsic
 from search.sketches.tile_products import tile_product
@@ -96,9 +96,10 @@ def _register(name: str) -> None:
         from compiler.lowering import matrix_products
 
         matrix_products.register(BY_NAME[name])
-    elif wmma_intrinsics.is_missing(name):
+    elif wmma_intrinsics.is_missing(name) or wgmma_intrinsics.is_warpgroups(name):
         _import(CUDA)
-        wmma_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])
+        defined = wgmma_intrinsics if wgmma_intrinsics.is_warpgroups(name) else wmma_intrinsics
+        defined.register(name, sys.modules[f"{PACKAGE}.cuda"])
     elif is_plugins(name):
         added = extension(INTRINSICS, name).value
         TensorIntrin.register(name, added.description, added.implementation)

@@ -187,13 +187,13 @@ def _bytes(tile: GpuTile, access: BufferAccess) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
 
 
-def tensor_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
+def tensor_seconds(tile: TensorTile, parameters: CostParameters) -> Floats:
     """Return the seconds of a kernel on tensor cores, from its instructions, traffic and latency."""
-    tile, speeds, gpu = TensorTile.of(population, stage), GpuSpeeds.of(parameters), _gpu_of(parameters)
-    operand = population.sketch.dag.buffer[tile.node.reads[0].buffer]
-    item, tensor_lanes = operand.item_bytes, multiply_adds(parameters, operand, "tensor")
+    speeds, gpu = GpuSpeeds.of(parameters), _gpu_of(parameters)
+    operand = tile.population.sketch.dag.buffer[tile.node.reads[0].buffer]
+    item, tensor_lanes = operand.item_bytes, tile.rate * multiply_adds(parameters, operand, "tensor")
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
-    resident = np.clip(gpu.resident_shared_bytes // tile.shared_bytes, 1, gpu.resident_blocks)
+    resident = np.clip(tile.resident(gpu), 1, gpu.resident_blocks)
     resident = np.minimum(resident, np.ceil(blocks / parameters.cores))
     busy = balance_of(blocks / resident, parameters.cores)
     issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)

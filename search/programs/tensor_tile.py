@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
+from core.device import Gpu
 from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -20,9 +22,11 @@ class TensorTile:
     population: Population
     stage: Stage
     product: MatrixProduct
+    # The speed of its instructions, relative to `mma.sync`, which calibration measures.
+    rate: ClassVar[float] = 1.0
 
     @classmethod
-    def of(cls, population: Population, stage: Stage) -> TensorTile:
+    def of(cls, population: Population, stage: Stage) -> Self:
         gpu = population.sketch.gpu
         assert gpu is not None
         found = match_product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
@@ -91,6 +95,10 @@ class TensorTile:
     @property
     def shared_bytes(self) -> Ints:
         return np.asarray(np.sum(self.operand_bytes, axis=0) * self.stages + self.result_bytes)
+
+    def resident(self, gpu: Gpu) -> Ints:
+        """Return the blocks for which a multiprocessor has shared memory."""
+        return np.asarray(gpu.resident_shared_bytes // self.shared_bytes)
 
 
 def padded(length: Ints, skew: int) -> Ints:

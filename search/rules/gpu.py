@@ -17,6 +17,7 @@ from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.row_registers import along_row, fills_row, readers_of_buffer
 from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import SIDE, match_product
+from search.sketches.warpgroups import match_warpgroups
 from search.stages.gpu import (
     Attended,
     AttentionKernel,
@@ -28,6 +29,7 @@ from search.stages.gpu import (
     TensorTiled,
     ThreadKernel,
     ThreadLocal,
+    WarpgroupTiled,
 )
 from search.stages.inlined import Fused, Inlined
 
@@ -171,6 +173,22 @@ def keep_in_registers(state: State) -> list[State]:
     return [state.put(KeptInRegisters(state.current.name, compute_at=kernel))]
 
 
+def warpgroups(state: State) -> list[State]:
+    """Compute a large matrix product with the tensor cores of compute capability 9.0, which read the operands
+    in shared memory, and its elementwise consumer during the copy to memory.
+
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16 or bfloat16, c float32
+        for i, j: d[i, j] = max(c[i, j], 0)
+    ->
+        blocks for i0, j0:
+          for k0:
+            fetch a[i, k] and b[k, j] of a later k0 into shared memory
+            warpgroups for i1: c[i, j] += a[i, k] * b[k, j], in units of 64 x 256 x 16
+          threads for i, j: d[i, j] = max(c[i, j], 0)
+    """
+    return [_on_tensor_cores(state, WarpgroupTiled)]
+
+
 def tensor_cores(state: State) -> list[State]:
     """Compute a matrix product with tensor cores, and its elementwise consumer during the copy to memory.
 
@@ -183,11 +201,7 @@ def tensor_cores(state: State) -> list[State]:
             warps for i1, j1: c[i, j] += a[i, k] * b[k, j], in units of 16 x 16 x 16
           threads for i, j: d[i, j] = max(c[i, j], 0)
     """
-    node, consumer = state.current, _fusible_epilogue(state)
-    tensor = TensorTiled(node.name, shared=tuple(read.buffer for read in node.reads))
-    if consumer is None:
-        return [state.put(tensor)]
-    return [state.put(replace(tensor, epilogue=consumer.name), Fused(consumer.name))]
+    return [_on_tensor_cores(state, TensorTiled)]
 
 
 def add_cache_write(state: State) -> list[State]:
@@ -273,6 +287,14 @@ def _attention_around(state: State) -> Attention | None:
         if stage.kind in (StageKind.ATTENTION, StageKind.TENSOR_ATTENTION):
             return attention_of(state.dag, state.dag.node[stage.node])
     return None
+
+
+def _on_tensor_cores(state: State, kind: type[Stage]) -> State:
+    node, consumer = state.current, _fusible_epilogue(state)
+    tensor = kind(node.name, shared=tuple(read.buffer for read in node.reads))
+    if consumer is None:
+        return state.put(tensor)
+    return state.put(replace(tensor, epilogue=consumer.name), Fused(consumer.name))
 
 
 def _tile(node: Node) -> Stage:
@@ -445,6 +467,11 @@ GPU_RULES: tuple[Rule, ...] = (
         "CrossThreadReduction",
         lambda s: when(_should_reduce_across_threads(s), ConditionKind.APPLY),
         cross_thread_reduction,
+    ),
+    Rule(
+        "Warpgroups",
+        lambda s: when(match_warpgroups(s.dag, s.current, s.device) is not None, ConditionKind.APPLY),
+        warpgroups,
     ),
     Rule("TensorCores", _for_tensor_cores, tensor_cores),
     Rule(

@@ -30,6 +30,7 @@ class StageKind(StrEnum):
     KEPT = "keep"
     LOCAL = "local"
     TENSOR = "tensor cores"
+    WARPGROUPS = "warpgroups"
     BLOCKS = "blocks"
     ATTENTION = "attention"
     TENSOR_ATTENTION = "attention on tensor cores"

@@ -18,6 +18,7 @@ from search.programs.gpu_nest import FETCH, GpuTile
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.programs.validity import is_valid
+from search.programs.warpgroup_tile import WarpgroupTile
 from search.sketches.factors import Tail
 from search.sketches.row_registers import row_registers
 from search.sketches.sketch import Sketch
@@ -42,9 +43,15 @@ MAX_KEPT_BYTES = 256
 MAX_ACCUMULATORS = 128
 # With more accumulator fragments per warp, registers spill too.
 MAX_FRAGMENTS = 16
+# Tiles of warpgroups: groups of a block, columns, and the reduction between two fetches.
+WARPGROUPS = (1, 2, 4)
+WARPGROUP_COLUMNS = (64, 128, 256)
+WARPGROUP_DEPTHS = (32, 64)
 # The number of an operand's tiles in shared memory: while a block computes with one, it fetches the next
 # ones.
 STAGES = (1, 2, 3)
+# Warpgroups also read the tile before the one that they fetch last.
+WARPGROUP_STAGES = (3, 4)
 # The warps of an attention's block, the queries of a warp, and the keys of a thread.
 ATTENTION_TILES = (1, 2, 4, 8)
 # With more statements in a tile's unrolled loops, compilation takes seconds.
@@ -137,7 +144,42 @@ def _(stage: TensorTiled, population: Population) -> NDArray[np.bool_]:
 
 @estimate_stage.register
 def _(stage: TensorTiled, population: Population, parameters: CostParameters) -> Estimate:
-    return Estimate(tensor_seconds(population, stage, parameters))
+    return Estimate(tensor_seconds(TensorTile.of(population, stage), parameters))
+
+
+class WarpgroupTiled(Stage):
+    """A matrix product tiled over blocks and warpgroups, computed by tensor cores from shared memory."""
+
+    kind = StageKind.WARPGROUPS
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        yield Choice("warpgroups", self.node, WARPGROUPS)
+        yield Choice("columns", self.node, WARPGROUP_COLUMNS)
+        yield Choice("depth", self.node, WARPGROUP_DEPTHS)
+        yield Choice("stages", self.node, WARPGROUP_STAGES)
+        yield from _fetch_lanes(sketch, self)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+
+
+@is_valid.register
+def _(stage: WarpgroupTiled, population: Population) -> NDArray[np.bool_]:
+    gpu = _gpu_of(population)
+    tile = WarpgroupTile.of(population, stage)
+    keep = tile.stages < tile.count("k")
+    for part in "ijk":
+        # At most half of a tile is padding.
+        keep &= tile.tile(part) <= 2 * tile.extent(part)
+    keep &= tile.registers <= gpu.registers
+    # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
+    keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
+    return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
+
+
+@estimate_stage.register
+def _(stage: WarpgroupTiled, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(tensor_seconds(WarpgroupTile.of(population, stage), parameters))
 
 
 class ThreadKernel(Stage):

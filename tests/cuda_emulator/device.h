@@ -40,8 +40,18 @@ namespace emulator {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kSharedBytes = 227 << 10;  // the limit of a block on all GPUs
 enum State { kReady, kAtBarrier, kDone };
-enum Status { kOk, kTooManyThreads, kDivergedAtBarrier, kMisaligned, kUnknownInstruction };
+enum Status {
+  kOk,
+  kTooManyThreads,
+  kDivergedAtBarrier,
+  kMisaligned,
+  kUnknownInstruction,
+  kUnfenced,
+  kOutsideOfSharedMemory,
+  kChangedInFlight
+};
 
 struct Copy {
   void* target;
@@ -49,9 +59,21 @@ struct Copy {
   size_t bytes;
 };
 
+constexpr int kDepth = 16;  // the reduction of a product of warpgroups
+
+// A thread's part of such a product: its sums, the descriptors of both operands, and their values when it began.
+struct Product {
+  std::vector<void*> sums;
+  std::vector<uint16_t> operands;
+  uint64_t first, second;
+  bool second_by_rows, is_half;
+};
+
 struct Fiber {
   // Groups of copies that were begun and not waited for; the last one isn't complete.
   std::deque<std::vector<Copy>> copies;
+  std::deque<std::vector<Product>> products;  // likewise
+  bool unfenced;  // whether it wrote to shared memory since its last fence
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   State state;
@@ -67,6 +89,7 @@ static bool warps_drift;  // whether each warp takes its own time
 static Status fault;
 static void (*body)();
 static dim3 thread_index, block_index, block_size;
+alignas(1024) static char shared_memory[kSharedBytes];  // addresses of shared memory count from here
 
 static void leave(State state) {
   fibers[running].state = state;
@@ -105,13 +128,18 @@ static void commit_copies() { fibers[running].copies.emplace_back(); }
 static void await_copies(size_t but) {
   auto& copies = fibers[running].copies;
   for (; copies.size() > but + 1; copies.pop_front())
-    for (auto& copy : copies.front()) std::memcpy(copy.target, copy.source, copy.bytes);
+    for (auto& copy : copies.front()) {
+      std::memcpy(copy.target, copy.source, copy.bytes);
+      fibers[running].unfenced = true;
+    }
 }
 
 static void prepare(Fiber& fiber, int number) {
   if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
   fiber.state = kReady;
   fiber.copies.assign(1, {});
+  fiber.products.assign(1, {});
+  fiber.unfenced = false;
   fiber.index = dim3(number % block_size.x, number / block_size.x % block_size.y,
                      number / (block_size.x * block_size.y));
   getcontext(&fiber.context);
@@ -252,12 +280,9 @@ T __ldg(const T* pointer) {
 // Instructions that kernels have as PTX. All lanes of a warp execute one together.
 namespace emulator {
 
-// Addresses of shared memory have 32 bits: they count from here.
-static char shared_origin;
-
 struct Operand {
   void* place;  // null for an input
-  uint32_t value;
+  uint64_t value;
 };
 
 template <class T>
@@ -270,9 +295,9 @@ Operand output(T& place) {
 
 template <class T>
 Operand input(const T& value) {
-  static_assert(sizeof(T) == 4, "registers have four bytes");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "registers have four bytes, pairs of them eight");
   Operand operand{nullptr, 0};
-  std::memcpy(&operand.value, &value, 4);
+  std::memcpy(&operand.value, &value, sizeof(T));
   return operand;
 }
 
@@ -294,9 +319,92 @@ static inline float truncating_sum(const double* terms, int count) {
   return std::fabs(rounded) > std::fabs(sum) ? std::nextafterf(rounded, 0) : rounded;
 }
 
+// The part of shared memory that a descriptor of `wgmma` describes, without swizzling. Matrices of 8 rows of 16
+// bytes are `along` bytes apart along the reduction, and `across` bytes across it.
+class Tile {
+ public:
+  explicit Tile(uint64_t descriptor)
+      : start_((descriptor & 0x3fff) << 4),
+        along_((descriptor >> 16 & 0x3fff) << 4),
+        across_((descriptor >> 32 & 0x3fff) << 4) {
+    if (descriptor >> 46) fail(kUnknownInstruction);  // swizzled, or with an offset
+  }
+
+  // The 16 bits at `k` of the reduction. A transposed tile has rows along the other side.
+  uint16_t at(int row, int k, bool is_transposed) const {
+    int within = is_transposed ? k % 8 * 16 + row % 8 * 2 : row % 8 * 16 + k % 8 * 2;
+    size_t place = start_ + k / 8 * along_ + row / 8 * across_ + within;
+    if (place + 2 > kSharedBytes) fail(kOutsideOfSharedMemory);
+    uint16_t bits;
+    std::memcpy(&bits, shared_memory + place, 2);
+    return bits;
+  }
+
+ private:
+  size_t start_, along_, across_;
+};
+
+static std::vector<float> halves_as_floats() {
+  std::vector<float> values(1 << 16);
+  for (size_t bits = 0; bits < values.size(); ++bits) {
+    __half_raw half_bits;
+    half_bits.x = bits;
+    values[bits] = float(half(half_bits));
+  }
+  return values;
+}
+
+static float widened(uint16_t bits, bool is_half) {
+  static const std::vector<float> halves = halves_as_floats();
+  if (is_half) return halves[bits];
+  uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+// Returns what a thread needs of both operands, [row or column][k]: two rows, and of every eight columns two.
+static std::vector<uint16_t> read_operands(const Product& product) {
+  Tile first(product.first), second(product.second);
+  std::vector<uint16_t> bits;
+  for (int i = 0; i < 2; ++i)
+    for (int k = 0; k < kDepth; ++k)
+      bits.push_back(first.at(running % 128 / 32 * 16 + running % 32 / 4 + 8 * i, k, false));
+  for (size_t pair = 0; pair < product.sums.size() / 2; ++pair)
+    for (int k = 0; k < kDepth; ++k)
+      bits.push_back(second.at(pair / 2 * 8 + running % 4 * 2 + pair % 2, k, product.second_by_rows));
+  return bits;
+}
+
+// Adds a product to the sums of this thread.
+static void add_product(const Product& product) {
+  if (read_operands(product) != product.operands) fail(kChangedInFlight);
+  std::vector<float> values;
+  for (uint16_t bits : product.operands) values.push_back(widened(bits, product.is_half));
+  for (size_t pair = 0; pair < product.sums.size() / 2; ++pair)
+    for (int i = 0; i < 2; ++i) {
+      void* place = product.sums[pair / 2 * 4 + i * 2 + pair % 2];
+      float sum;
+      std::memcpy(&sum, place, 4);
+      double terms[kDepth + 1] = {sum};
+      for (int k = 0; k < kDepth; ++k)
+        terms[k + 1] = double(values[i * kDepth + k]) * values[(pair + 2) * kDepth + k];
+      sum = truncating_sum(terms, kDepth + 1);
+      std::memcpy(place, &sum, 4);
+    }
+}
+
+// Products take place as late as they may: when the thread waits for them.
+static void await_products(size_t but) {
+  auto& products = fibers[running].products;
+  for (; products.size() > but + 1; products.pop_front())
+    for (auto& product : products.front()) add_product(product);
+}
+
 class Instruction {
  public:
-  explicit Instruction(const std::string& text) : name_(text.substr(0, text.find(' '))) {
+  explicit Instruction(const std::string& text)
+      : name_(text.substr(0, text.find_first_of(" ;"))), arguments_(text.substr(name_.size())) {
     for (size_t at = name_.size(); at < text.size(); ++at) {
       if (text[at] == '{') groups_.emplace_back();
       if (text[at] == '%' && !groups_.empty()) groups_.back().push_back(std::atoi(&text[at + 1]));
@@ -316,6 +424,16 @@ class Instruction {
       multiply(operands);
     else if (name_ == "cvt.rna.tf32.f32")
       set(operands[0], rounded_to_tf32(operands[1].value));
+    else if (name_.compare(0, 16, "wgmma.mma_async.") == 0)
+      multiply_later(operands);
+    else if (name_ == "wgmma.commit_group.sync.aligned")
+      fibers[running].products.emplace_back();
+    else if (name_ == "wgmma.wait_group.sync.aligned")
+      await_products(std::atoi(arguments_.c_str()));
+    else if (name_ == "fence.proxy.async.shared::cta")
+      fibers[running].unfenced = false;
+    else if (name_.empty() || name_ == "wgmma.fence.sync.aligned")
+      return;  // for the compiler
     else
       fail(kUnknownInstruction);
   }
@@ -343,9 +461,25 @@ class Instruction {
   }
 
   static const char* row(int of_lane) {
-    const char* address = &shared_origin + int32_t(registers[warp_start() + of_lane][0]);
+    const char* address = shared_memory + int32_t(registers[warp_start() + of_lane][0]);
     if (reinterpret_cast<uintptr_t>(address) % 16) fail(kMisaligned);
     return address;
+  }
+
+  void multiply_later(const std::vector<Operand>& operands) const {
+    for (const Fiber& fiber : fibers)
+      if (fiber.unfenced) fail(kUnfenced);
+    int columns;
+    if (std::sscanf(name_.c_str(), "wgmma.mma_async.sync.aligned.m64n%dk16.f32.", &columns) != 1)
+      fail(kUnknownInstruction);
+    Product product;
+    for (int i = 0; i < columns / 2; ++i) product.sums.push_back(operands[i].place);
+    product.first = operands[columns / 2].value;
+    product.second = operands[columns / 2 + 1].value;
+    product.second_by_rows = operands[columns / 2 + 2].value;
+    product.is_half = name_.find(".f16.f16") != std::string::npos;
+    product.operands = read_operands(product);
+    fibers[running].products.back().push_back(product);
   }
 
   // Lane 4 g + t has, of rows g and g + 8, the elements t * n to t * n + n - 1 of every 4 n along k, where n fill
@@ -424,7 +558,7 @@ class Instruction {
     }
   }
 
-  std::string name_;
+  std::string name_, arguments_;
   std::vector<std::vector<int>> groups_;  // the operands, by braces
   int rows_ = 0, depth_ = 0;
   Type operand_ = kHalf;
@@ -434,6 +568,6 @@ class Instruction {
 }  // namespace emulator
 
 static inline unsigned __cvta_generic_to_shared(const void* pointer) {
-  return unsigned((const char*)pointer - &emulator::shared_origin);
+  return unsigned((const char*)pointer - emulator::shared_memory);
 }
 static inline unsigned __float_as_uint(float value) { return emulator::input(value).value; }

@@ -25,6 +25,9 @@ STATUSES = {
     2: "some threads of a block wait at a barrier that others don't reach",
     3: "a row of a matrix isn't aligned to 16 bytes",
     4: "an instruction is unknown",
+    5: "tensor cores read what no thread made visible to them by a fence",
+    6: "a matrix lies outside of shared memory",
+    7: "an operand changed while tensor cores read it",
 }
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# The limits of a block on all GPUs.
-MOST_SHARED_BYTES = 227 << 10
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)")
 
 # Asynchronous copies and what waits for them, as functions of device.h.
@@ -36,8 +34,8 @@ _ASYNCHRONOUS = (
     (re.compile(r'asm volatile\("cp\.async\.wait_group (\d+);"[^;]*;'), r"emulator::await_copies(\1);"),
 )
 # Other instructions, as objects of device.h.
-_ASSEMBLY = re.compile(r'asm volatile\(\s*((?:"[^"]*"\s*)+):([^;]*?):([^;]*)\);')
-_OPERAND = re.compile(r'"[=+]*[rf]"\((.*?)\)(?=\s*(?:,\s*"|$))', re.DOTALL)
+_ASSEMBLY = re.compile(r'asm volatile\(\s*((?:"[^"]*"\s*)+):([^;]*?):([^;]*?)(?::\s*"memory")?\);')
+_OPERAND = re.compile(r'"[=+]*[rfln]"\((.*?)\)(?=\s*(?:,\s*"|$))', re.DOTALL)
 
 
 def for_cpu(source: str, capability: int = 80) -> str:
@@ -46,7 +44,9 @@ def for_cpu(source: str, capability: int = 80) -> str:
     # Fragments are classes, which g++ aligns by itself.
     source = re.sub(r"alignas\(64\) (?=tensor_cores)", "", source)
     source = source.replace("alignas(64)", "__attribute__((aligned(64)))").replace("half_t", "half")
-    source = re.sub(r"extern __shared__ (.*?)(\w+)\[\];", rf"static \1\2[{MOST_SHARED_BYTES}];", source)
+    source = re.sub(
+        r"extern __shared__ .*?(\w+) (\w+)\[\];", r"\1* \2 = (\1*)emulator::shared_memory;", source
+    )
     for instruction, call in _ASYNCHRONOUS:
         source = instruction.sub(call, source)
     source = _ASSEMBLY.sub(_executed, source)

@@ -29,6 +29,12 @@ SHARED = "shared.dyn"
 class FragmentLowering(StageLowering):
     """A kernel that computes matrix products with tensor cores."""
 
+    @property
+    def threads(self) -> int:
+        """The extent of threadIdx.x."""
+        assert self.device.gpu is not None
+        return self.device.gpu.warp_size
+
     def as_product(self, node: Node, found: MatrixProduct) -> None:
         """Rewrite a block to the axes of a matrix product, with copies of its operands and its result that
         have these axes.
@@ -164,14 +170,11 @@ class FragmentLowering(StageLowering):
         ->
             for n, threadIdx.x: for v in T.vectorized(lanes): D[...] = C_shared[...] + E[...]
         """
-        assert self.device.gpu is not None
         while not self.schedule.get(copy).writes[0].source.same_as(self.buffers[last]):
             for consumer in self.schedule.get_consumers(copy):
                 self.schedule.reverse_compute_inline(consumer)
         loops = self.schedule.get_loops(copy)[-2:]
-        _, thread, vector = self.schedule.split(
-            self.schedule.fuse(*loops), [None, self.device.gpu.warp_size, lanes]
-        )
+        _, thread, vector = self.schedule.split(self.schedule.fuse(*loops), [None, self.threads, lanes])
         self.schedule.bind(thread, "threadIdx.x")
         self.schedule.vectorize(vector)
 

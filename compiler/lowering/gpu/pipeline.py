@@ -10,7 +10,12 @@ from core.device import ASYNC_COPIES_SINCE
 
 
 def pipeline(
-    lowering: StageLowering, loop: Any, operands: Sequence[str], stages: int, steps: int = 1
+    lowering: StageLowering,
+    loop: Any,
+    operands: Sequence[str],
+    stages: int,
+    steps: int = 1,
+    fetches_last: bool = False,
 ) -> None:
     """Pipeline a loop whose first children copy `operands` to shared memory, which holds `stages` tiles of
     each operand. The other children are `steps` that compute. One stage leaves the loop unchanged.
@@ -23,13 +28,21 @@ def pipeline(
 
     Plain copies become asynchronous copies if the device has them. If a fetch also computes or transposes,
     TVM's asynchronous copies would be wrong, so it stays synchronous.
+
+    With `fetches_last`, a block that only starts its computations has them computed while it fetches:
+
+        for k0: compute(k0); fetch(k0 + 1)
     """
     if stages == 1:
         return
     schedule, gpu = lowering.schedule, lowering.device.gpu
     assert gpu is not None
     schedule.annotate(loop, "software_pipeline_stage", [*[0] * len(operands), *[stages - 1] * steps])
-    schedule.annotate(loop, "software_pipeline_order", list(range(len(operands) + steps)))
+    fetches, computed = list(range(len(operands))), list(range(steps))
+    order = [*fetches, *(len(operands) + step for step in computed)]
+    if fetches_last:
+        order = [*(steps + fetch for fetch in fetches), *computed]
+    schedule.annotate(loop, "software_pipeline_order", order)
     is_computed = any(name in lowering.program.sketch.dag.producer for name in operands)
     if gpu.capability >= ASYNC_COPIES_SINCE and not is_computed:
         schedule.annotate(loop, "software_pipeline_async_stages", [0])

@@ -32,3 +32,9 @@ def test_a_gpu_runs_kernels_of_compatible_capabilities() -> None:
     odd = replace(GPU, gpu=Gpu(warp_size=64))
     assert names(GPU, small=small, odd=odd, cpu=DEVICE) == ["small"]
     assert names(small, larger=GPU) == []
+
+
+def test_only_another_gpu_of_capability_90_runs_kernels_of_its_warpgroups() -> None:
+    newer, hopper = (replace(GPU, gpu=Gpu(capability=capability)) for capability in (100, 90))
+    assert names(newer, hopper=hopper, ampere=GPU) == ["ampere"]
+    assert names(hopper, other=replace(hopper, cores=64)) == ["other"]

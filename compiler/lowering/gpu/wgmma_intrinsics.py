@@ -1,0 +1,146 @@
+"""Intrinsics for the matrix products of warpgroups: 64 rows, by `wgmma` of compute capability 9.0.
+
+A tile in shared memory consists of columns of eight elements, `tile[column, row, element]`. The sums are a
+fragment of 64 x columns x 16 in the registers of 128 threads (compiler.codegen.warpgroups).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.s_tir import TensorIntrin
+from tvm.tirx import PrimFunc
+
+from compiler.tvmscript import T
+from search.sketches.warpgroups import GROUP_ROWS, STEP, UNIT
+
+SHARED, SUMS = "shared.dyn", "wmma.accumulator"
+# The types of operands in CUDA C.
+CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16"}
+_NAME = re.compile(r"wgmma_(fill|store|sync)_(\d+)(?:x(\d+)_(float16|bfloat16)_(rows|columns))?")
+
+
+@dataclass(frozen=True)
+class WarpgroupProduct:
+    """The product of a warpgroup: 64 rows, `columns` columns and a reduction of `depth`."""
+
+    columns: int
+    depth: int
+    operand: str
+    second_by_rows: bool
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of its intrinsics by role."""
+        order = "rows" if self.second_by_rows else "columns"
+        return {
+            "init": f"wgmma_fill_{self.columns}",
+            "compute": f"wgmma_sync_{self.columns}x{self.depth}_{self.operand}_{order}",
+            "store": f"wgmma_store_{self.columns}",
+        }
+
+    @property
+    def second_shape(self) -> tuple[int, int, int]:
+        rows, row = (self.depth, self.columns) if self.second_by_rows else (self.columns, self.depth)
+        return row // UNIT, rows, UNIT
+
+    @property
+    def function(self) -> str:
+        """The function in CUDA C that computes it."""
+        by_rows = str(self.second_by_rows).lower()
+        return f"tensor_cores::multiply_tiles<{CUDA_TYPES[self.operand]}, {self.depth}, {by_rows}>"
+
+
+def is_warpgroups(name: str) -> bool:
+    """Return whether this module defines the intrinsic."""
+    return _NAME.fullmatch(name) is not None
+
+
+def register(name: str, generators: Any) -> None:
+    """Register an intrinsic. `generators` is the TVM module that makes the intrinsics of fragments."""
+    found = _NAME.fullmatch(name)
+    assert found is not None, "the intrinsic is defined here"
+    role, columns, depth, operand, order = found.groups()
+    sides = GROUP_ROWS, int(columns), STEP
+    if role == "fill":
+        intrinsic = generators.get_wmma_fill_intrin(*sides, "float32")
+    elif role == "store":
+        intrinsic = generators.get_wmma_store_intrin(*sides, "float32", SHARED)
+    else:
+        product = WarpgroupProduct(int(columns), int(depth), operand, order == "rows")
+        intrinsic = _description(product), _implementation(product)
+    TensorIntrin.register(name, *intrinsic)
+
+
+def _description(product: WarpgroupProduct) -> PrimFunc:
+    columns, depth, operand = product.columns, product.depth, product.operand
+    first, second = (depth // UNIT, GROUP_ROWS, UNIT), product.second_shape
+    box = tuple(slice(0, extent) for extent in second)
+
+    @T.prim_func(s_tir=True)
+    def described(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, first, operand, align=64, offset_factor=UNIT, scope=SHARED)  # noqa: N806
+        B = T.match_buffer(b, second, operand, align=64, offset_factor=UNIT, scope=SHARED)  # noqa: N806
+        C = T.match_buffer(  # noqa: N806
+            c, (GROUP_ROWS, columns), "float32", align=64, offset_factor=columns, scope=SUMS
+        )
+        with T.sblock("root"):
+            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // UNIT, 0:GROUP_ROWS, 0:UNIT], B[box])
+            T.writes(C[0:GROUP_ROWS, 0:columns])
+            for i, j, k in T.grid(GROUP_ROWS, columns, depth):
+                with T.sblock(""):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    along, across = T.meta_var((vj, vk) if product.second_by_rows else (vk, vj))
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vk // UNIT, vi, vk % UNIT], "float32") * T.cast(
+                        B[along // UNIT, across, along % UNIT], "float32"
+                    )
+
+    return described
+
+
+def _implementation(product: WarpgroupProduct) -> PrimFunc:
+    columns, depth, operand = product.columns, product.depth, product.operand
+    first, second = (depth // UNIT, GROUP_ROWS, UNIT), product.second_shape
+    box = tuple(slice(0, extent) for extent in second)
+
+    @T.prim_func(s_tir=True)
+    def computed(a: T.handle, b: T.handle, c: T.handle) -> None:
+        a_column = T.int32()
+        a_row = T.int32()
+        b_column = T.int32()
+        b_row = T.int32()
+        c_row = T.int32()
+        c_column = T.int32()
+        A = T.match_buffer(  # noqa: N806
+            a, first, operand, align=64, offset_factor=UNIT, scope=SHARED, strides=[a_column, a_row, 1]
+        )
+        B = T.match_buffer(  # noqa: N806
+            b, second, operand, align=64, offset_factor=UNIT, scope=SHARED, strides=[b_column, b_row, 1]
+        )
+        C = T.match_buffer(  # noqa: N806
+            c,
+            (GROUP_ROWS, columns),
+            "float32",
+            align=64,
+            offset_factor=columns,
+            scope=SUMS,
+            strides=[c_row, c_column],
+        )
+        with T.sblock("root"):
+            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // UNIT, 0:GROUP_ROWS, 0:UNIT], B[box])
+            T.writes(C[0:GROUP_ROWS, 0:columns])
+            T.evaluate(
+                T.call_extern(
+                    "void",
+                    product.function,
+                    C.data,
+                    A.access_ptr("r"),
+                    a_column,
+                    B.access_ptr("r"),
+                    b_column,
+                )
+            )
+
+    return computed

@@ -1,0 +1,62 @@
+"""The resources of matrix products of warpgroups, for every program of a population."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from core.device import Gpu
+from search.programs.tensor_tile import TensorTile
+from search.sketches.factors import Ints
+from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, UNIT
+
+# The registers of a thread beside its sums.
+OTHER_REGISTERS = 40
+
+
+@dataclass(frozen=True)
+class WarpgroupTile(TensorTile):
+    """One stage whose blocks are warpgroups, each with 64 rows of all the block's columns."""
+
+    # An H200 multiplies 2,048 pairs of halves a cycle in each multiprocessor, and 1,216 by `mma.sync`.
+    rate: ClassVar[float] = 2048 / 1216
+
+    def tile(self, part: str) -> Ints:
+        """Return the extent of an axis part (s, i, j or k) that a block covers between two fetches."""
+        match part:
+            case "i":
+                return np.asarray(GROUP_ROWS * self.chosen("warpgroups"))
+            case "j":
+                return self.chosen("columns")
+            case "k":
+                return self.chosen("depth")
+        return np.ones(len(self.population), dtype=np.int64)
+
+    @property
+    def warps(self) -> Ints:
+        return np.asarray(GROUP_THREADS // 32 * self.chosen("warpgroups"))
+
+    @property
+    def operand_bytes(self) -> tuple[Ints, Ints]:
+        """The shared memory of both operands' tiles: columns of 16 bytes, each with a padding row."""
+        i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
+        rows, row = (k, j) if self.product.second_by_rows else (j, k)
+        item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
+        return k // UNIT * (i + 1) * UNIT * item, row // UNIT * (rows + 1) * UNIT * item
+
+    @property
+    def shared_bytes(self) -> Ints:
+        """The shared memory of a block. The results lie where the operands were."""
+        return np.maximum(np.sum(self.operand_bytes, axis=0) * self.stages, self.result_bytes)
+
+    @property
+    def registers(self) -> Ints:
+        """The registers of all threads of a block."""
+        each = self.tile("j") // 2 + OTHER_REGISTERS
+        return np.asarray(GROUP_THREADS * self.chosen("warpgroups") * each)
+
+    def resident(self, gpu: Gpu) -> Ints:
+        """Return the blocks for which a multiprocessor has shared memory and registers."""
+        return np.minimum(super().resident(gpu), gpu.registers // self.registers)

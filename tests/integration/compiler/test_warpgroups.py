@@ -1,0 +1,158 @@
+"""Matrix products of warpgroups (`wgmma`), executed by the emulator and compiled by CUDA's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+import compiler.codegen.pipeline as pipeline
+from compiler.codegen.compilation import compile_scheduled
+from compiler.codegen.nvcc import compile_cubin
+from compiler.codegen.nvrtc import compile_source
+from compiler.codegen.warpgroups import architecture
+from compiler.lowering.trace import apply_trace, lower
+from compiler.reading.subgraph import read_dag
+from core.device import Device, Gpu
+from search.rules.space import generate
+from search.sketches.stage import StageKind
+from system.nvcc import find_compiler
+from tests.choices import choose
+from tests.cuda_emulator.emulator import EmulationError, compile_batch, host_code
+from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
+from tests.devices import GPU
+from tests.gpu_programs import FACTS
+from tests.suite import Case
+
+HOPPER = replace(
+    GPU,
+    cores=1,
+    target='{"arch":"sm_90","kind":"cuda"}',
+    gpu=Gpu(capability=90, dynamic_shared_bytes=227 << 10, resident_shared_bytes=228 << 10),
+)
+TARGET = tvm.target.Target({**FACTS, "arch": "sm_90", "thread_warp_size": 32}, host={"kind": "llvm"})
+SMALL = {"warpgroups": 1, "columns": 64, "depth": 32, "stages": 3}
+LARGE = {"warpgroups": 2, "columns": 256, "depth": 64, "stages": 4}
+
+
+def compiled(module: tvm.IRModule, tile: dict[str, int], device: Device = HOPPER) -> tuple[str, tvm.IRModule]:
+    """Return the CUDA C of a program and its scheduled module, replayed from its trace."""
+    sketches = generate(read_dag(module), device)
+    sketch = next(one for one in sketches if one.of_kind(StageKind.WARPGROUPS))
+    scheduled = apply_trace(module, lower(module, choose(sketch, tile), device))
+    library, _ = compile_scheduled(scheduled, TARGET)
+    return library.mod.imports[0].inspect_source(), scheduled
+
+
+def difference(case: Case, source: str, scheduled: tvm.IRModule, folder: Path, order: int = 1) -> str:
+    (program,) = compile_batch([(source, host_code(scheduled, TARGET))], folder)
+    arguments = case.arguments()
+    program.run(arguments, order)
+    *inputs, output = arguments
+    return case.difference(output, case.reference(inputs))
+
+
+def transposed(rows: int, columns: int, depth: int) -> tvm.IRModule:
+    """A product whose right operand is stored as [columns, depth]."""
+    first = te.placeholder((rows, depth), "float16", name="A")
+    second = te.placeholder((columns, depth), "float16", name="B")
+    k = te.reduce_axis((0, depth), name="k")
+    product = te.compute(
+        (rows, columns),
+        lambda i, j: te.sum(first[i, k].astype("float32") * second[j, k].astype("float32"), axis=k),
+        name="C",
+    )
+    return tvm.IRModule({"main": te.create_prim_func([first, second, product])})
+
+
+CASES = [
+    (Case("GMM", (128, 64, 256), dtype="float16"), SMALL),
+    (Case("GMM", (128, 100, 180), dtype="bfloat16"), SMALL | {"warpgroups": 2, "stages": 4}),
+    # Padded pixels and a fused epilogue.
+    (Case("ConvLayer", (10, 10, 32, 72, 3, 1, 1), dtype="float16"), SMALL),
+]
+
+
+@pytest.mark.slow_lane(seconds=30)
+@pytest.mark.parametrize(("case", "tile"), CASES, ids=str)
+def test_results_are_right(case: Case, tile: dict[str, int], tmp_path: Path) -> None:
+    source, scheduled = compiled(case.module(), tile)
+    assert difference(case, source, scheduled, tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_right_operands_stored_by_columns_are_read_as_they_lie(tmp_path: Path) -> None:
+    source, scheduled = compiled(transposed(64, 64, 256), SMALL)
+    assert "multiply_tiles<half, 32, false>" in source
+    (program,) = compile_batch([(source, host_code(scheduled, TARGET))], tmp_path)
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(-8, 8, (64, 256)).astype(np.float16) for _ in range(2))
+    result = np.full((64, 64), 113, dtype=np.float32)
+    program.run([first, second, result])
+    np.testing.assert_array_equal(result, first.astype(np.float32) @ second.astype(np.float32).T)
+
+
+def without(text: str) -> Callable[[str], str]:
+    def removed(source: str) -> str:
+        assert text in source
+        return source.replace(text, "")
+
+    return removed
+
+
+FAULTS: dict[str, Callable[[str], str]] = {
+    "made visible": without('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'),
+    "changed while": lambda source: source.replace("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"),
+}
+
+
+@pytest.mark.slow_lane(seconds=30)
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_missing_fence_or_wait_is_an_error(message: str, tmp_path: Path) -> None:
+    case = Case("GMM", (64, 64, 256), dtype="float16")
+    source, scheduled = compiled(case.module(), SMALL)
+    with pytest.raises(EmulationError, match=message):
+        difference(case, FAULTS[message](source), scheduled, tmp_path)
+
+
+@pytest.mark.slow_lane(seconds=15)
+def test_tvm_alone_waits_for_too_few_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pipeline, "wait_for_all_operands", lambda module: module)
+    case = Case("GMM", (64, 64, 256), dtype="float16")
+    source, scheduled = compiled(case.module(), SMALL)
+    with pytest.raises(EmulationError, match="changed while"):
+        difference(case, source, scheduled, tmp_path)
+
+
+def test_waits_count_both_operands_as_one_group() -> None:
+    source, _ = compiled(Case("GMM", (64, 64, 256), dtype="float16").module(), SMALL)
+    loop = source[source.index("for (int ax3_0 = 0") :]
+    assert loop.index("wait_group_1();") < loop.index("multiply_tiles") < loop.index("commit_group();")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(tmp_path: Path) -> None:
+    module = Case("GMM", (512, 512, 512), dtype="float16").module()
+    source, scheduled = compiled(module, LARGE)
+    (launch,) = host_code(scheduled, TARGET).launches
+    assert launch.block == (128, 2, 1)
+    code, resources = compile_cubin(source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    nvrtc = find_compiler()
+    assert nvrtc is not None
+    if nvrtc.headers:
+        _, said = compile_source(nvrtc, source, architecture(source, "sm_90"))
+        assert "wgmma" not in said, "ptxas warns of serialized instructions"
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(code)
+    counts = instructions(cubin)
+    assert counts["HGMMA"] > 0
+    assert counts["HMMA"] + counts["LDL"] + counts["STL"] == 0
+    assert counts["LDGSTS"] > 0, "operands are copied asynchronously"
