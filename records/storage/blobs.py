@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import and_, delete, select
 from sqlalchemy.orm import Session
 
 from records.storage.blob_store import VARIABLE, BlobStore
@@ -127,17 +127,25 @@ def chunks(session: Session, sha: str) -> Iterator[bytes]:
 
 
 def chunk(session: Session, sha: str, position: int) -> bytes:
-    """Return the chunk at a position, from 0. Each but the last has CHUNK_BYTES. Raises BlobNotFound."""
-    found = select(ChunkRow.data).where(ChunkRow.sha == sha, ChunkRow.position == position)
-    data = session.scalars(found).first()
-    if data is None and session.scalar(select(BlobRow.external).where(BlobRow.sha == sha)):
+    """Return the chunk at a position, from 0. Each but the last has CHUNK_BYTES.
+
+    Raises BlobNotFound, and StorageError if the blob has become shorter.
+    """
+    own = and_(ChunkRow.sha == BlobRow.sha, ChunkRow.position == position)
+    columns = select(BlobRow.size, BlobRow.external, ChunkRow.data)
+    found = session.execute(columns.outerjoin(ChunkRow, own).where(BlobRow.sha == sha)).first()
+    blob_bytes, external, data = (0, False, None) if found is None else found
+    if data is None and external:
         store = _store(session)
         if store is None:
             raise StorageError(f"the file {sha} lies in a blob store: set {VARIABLE} to it again")
         data = store.read(sha, position * CHUNK_BYTES, CHUNK_BYTES)
     if data is None:
         raise BlobNotFound(f"the blob {sha!r} was deleted while it was read")
-    return data
+    # Readers count bytes until they have all, so that an empty chunk would keep them reading for ever.
+    if not data or len(data) < min(CHUNK_BYTES, blob_bytes - position * CHUNK_BYTES):
+        raise StorageError(f"the file {sha} is shorter than when it was stored: restore it from a backup")
+    return bytes(data)
 
 
 def size(session: Session, sha: str) -> int | None:

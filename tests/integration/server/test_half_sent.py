@@ -157,7 +157,9 @@ def test_complete_requests_are_answered_for_any_segmentation(service: Service) -
         client.sendall((head + body) * 3)  # sent ahead
         received = b""
         while received.count(b"HTTP/1.1 201") < 3:
-            received += client.recv(65536)
+            part = client.recv(65536)
+            assert part, "the connection ended"
+            received += part
 
 
 def test_incomplete_request_bodies_time_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,9 @@ def test_a_request_that_follows_its_handshake_at_once_is_answered(tls: Service, 
         connection.sendall(outgoing.read())  # the last part of the handshake, and the request
         received = b""
         while b"\r\n\r\n" not in received:
-            incoming.write(connection.recv(65536))
+            part = connection.recv(65536)
+            assert part, "the connection ended"
+            incoming.write(part)
             with suppress(ssl.SSLWantReadError):
                 received += client.read(65536)
     assert received.startswith(b"HTTP/1.1 200")

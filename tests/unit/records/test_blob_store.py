@@ -102,6 +102,25 @@ def test_an_unknown_digest_is_not_found(database: Database) -> None:
         get(database, "feed")
 
 
+def test_a_blob_that_became_shorter_is_an_error(database: Database) -> None:
+    """Callers that read until they have all bytes would otherwise read for ever."""
+    put(database, DATA)
+    kept = DATA[: blobs.CHUNK_BYTES + 7]
+    if (store := database.blob_store) is not None:
+        store._files.pipe_file(store._path(SHA), kept)
+    else:
+        with database.begin() as session:
+            second = session.get_one(ChunkRow, (SHA, 1))
+            second.data = kept[blobs.CHUNK_BYTES :]
+    with database.reading() as session:
+        assert blobs.chunk(session, SHA, 0) == kept[: blobs.CHUNK_BYTES]
+        with pytest.raises(StorageError, match="is shorter than when it was stored: restore it"):
+            blobs.chunk(session, SHA, 1)
+        if store is not None:  # S3 refuses a range behind the end
+            with pytest.raises(StorageError):
+                blobs.chunk(session, SHA, 2)
+
+
 def test_only_unreferenced_files_are_deleted(database: Database) -> None:
     kept, dropped = put(database, b"kept"), put(database, b"dropped")
     drop_row(database, dropped) if database.blob_store else None
