@@ -37,7 +37,7 @@ from core.webhook import WebhookEvent
 from system.ip_addresses import is_loopback
 from system.new_file import new_file
 from system.tls import TlsFiles
-from tunefarm.client.model_files import ModelFiles, chunks_of
+from tunefarm.client.model_files import FileCutShort, ModelFiles, chunks_of
 from tunefarm.client.values import (
     BestSchedules,
     CostModelReport,
@@ -138,20 +138,16 @@ class Client:
             files = ModelFiles.of(model)
         except ValueError as error:
             raise ClientError(str(error)) from error
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(files.size)}
         path = _path("/v1/models", {"name": name or model.stem})
-        answer = self._call(lambda: self._send("POST", path, headers, body=files.chunks()))
-        return _parse(StoredModel, self._object(answer))
+        return _parse(StoredModel, self._upload(path, files.size, files.chunks))
 
     def upload_dataset(self, file: Path) -> StoredDataset:
         """Upload an .npz file with inputs of a model. Equal files become one dataset.
 
         Raises OSError if the file can't be read.
         """
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(file.stat().st_size)}
-        path = _path("/v1/datasets", {"name": file.stem})
-        answer = self._call(lambda: self._send("POST", path, headers, body=chunks_of(file)))
-        return _parse(StoredDataset, self._object(answer))
+        path, size = _path("/v1/datasets", {"name": file.stem}), file.stat().st_size
+        return _parse(StoredDataset, self._upload(path, size, lambda: chunks_of(file, size)))
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Start a job. The same idempotency key with the same request returns the same job."""
@@ -534,6 +530,14 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         return self._object(self._call(lambda: self._send("POST", path, headers, json=body)))
+
+    def _upload(self, path: str, size: int, chunks: Callable[[], Iterator[bytes]]) -> dict[str, Any]:
+        """Post `size` bytes; each attempt reads them anew."""
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        try:
+            return self._object(self._call(lambda: self._send("POST", path, headers, body=chunks())))
+        except FileCutShort as error:
+            raise ClientError(str(error)) from error
 
     def _delete(self, path: str) -> dict[str, Any]:
         return self._object(self._call(lambda: self._send("DELETE", path)))

@@ -13,11 +13,21 @@ from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, exte
 CHUNK_BYTES = 1 << 20
 
 
+class FileCutShort(ValueError):
+    """A file became shorter while it was read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} became shorter while it was read: wait until it is written")
+
+
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model, by their paths relative to the model's own file, which is the first."""
+    """The files of a model, the model's own first: their paths relative to it, their paths, and their sizes.
 
-    files: tuple[tuple[str, Path], ...]
+    Bytes that are appended later don't count.
+    """
+
+    files: tuple[tuple[str, Path, int], ...]
 
     @classmethod
     def of(cls, model: Path) -> ModelFiles:
@@ -44,31 +54,32 @@ class ModelFiles:
                     "export it again"
                 )
             _check_covered(model, name, names[name])
-        return cls(((model.name, model), *((name, model.parent / name) for name in names)))
+        paths = ((model.name, model), *((name, model.parent / name) for name in names))
+        return cls(tuple((name, path, path.stat().st_size) for name, path in paths))
 
     @property
     def size(self) -> int:
         """The size of the upload in bytes."""
         if len(self.files) == 1:
-            return self.files[0][1].stat().st_size
+            return self.files[0][2]
         return sum(len(header) + size + padding for header, size, padding, _ in self._entries())
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the upload's chunks. The same files give the same bytes. Raises OSError."""
+        """Yield the upload's chunks. The same files give the same bytes. Raises OSError and FileCutShort."""
         if len(self.files) == 1:
-            yield from chunks_of(self.files[0][1])
+            yield from chunks_of(*self.files[0][1:])
             return
-        for header, _, padding, path in self._entries():
+        for header, size, padding, path in self._entries():
             yield header
-            yield from chunks_of(path)
+            yield from chunks_of(path, size)
             yield bytes(padding)
 
     def _entries(self) -> Iterator[tuple[bytes, int, int, Path]]:
         """Yield each file's tar header, its size, the number of padding bytes, and its path."""
-        for number, (name, path) in enumerate(self.files):
+        for number, (name, path, size) in enumerate(self.files):
             # The model comes first, because the service finds it by its suffix.
             entry = tarfile.TarInfo(name if number or name.endswith(".onnx") else f"{name}.onnx")
-            entry.size, entry.mode = path.stat().st_size, 0o644
+            entry.size, entry.mode = size, 0o644
             is_last = number == len(self.files) - 1
             end = 2 * tarfile.BLOCKSIZE if is_last else 0
             yield entry.tobuf(tarfile.GNU_FORMAT), entry.size, -entry.size % tarfile.BLOCKSIZE + end, path
@@ -92,7 +103,7 @@ def _check_covered(model: Path, name: str, tensors: Sequence[tuple[int, int]]) -
             while covered < start:
                 gap = file.read(min(CHUNK_BYTES, start - covered))
                 if not gap:
-                    raise ValueError(f"{name} became shorter while it was read: wait until it is written")
+                    raise FileCutShort(name)
                 if any(gap):
                     raise ValueError(
                         f"{name} has data that {model.name} doesn't use, so it isn't sent: save the model "
@@ -102,8 +113,12 @@ def _check_covered(model: Path, name: str, tensors: Sequence[tuple[int, int]]) -
             covered = max(covered, end)
 
 
-def chunks_of(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file. Raises OSError."""
+def chunks_of(path: Path, size: int) -> Iterator[bytes]:
+    """Yield the first `size` bytes of a file. Raises OSError and FileCutShort."""
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        while size > 0:
+            chunk = file.read(min(CHUNK_BYTES, size))
+            if not chunk:
+                raise FileCutShort(path.name)
             yield chunk
+            size -= len(chunk)

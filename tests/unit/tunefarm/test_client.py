@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -66,6 +66,25 @@ def test_a_job_asked_for_again_is_the_same_job() -> None:
     sent = json.loads(second.content)
     assert sent["shapes"] == {"x": [1, 3]}
     assert "compile_only" not in sent
+
+
+@pytest.mark.parametrize("upload", [Client.upload, Client.upload_dataset])
+def test_an_upload_has_the_bytes_that_its_header_announced(
+    upload: Callable[[Client, Path], object], tmp_path: Path
+) -> None:
+    """A request with fewer bytes would make the service wait for the rest."""
+    file, received = tmp_path / "net.npz", []
+
+    def answer(request: Request) -> Reply:
+        received.append(request.content)
+        file.write_bytes(b"a longer file" if len(received) == 1 else b"a")
+        return BROKEN
+
+    file.write_bytes(b"a file")
+    shorter = pytest.raises(ClientError, match=r"net\.npz became shorter while it was read: wait until")
+    with answering(answer) as url, Client(url, sleep=lambda _: None) as client, shorter:
+        upload(client, file)
+    assert received[:2] == [b"a file", b"a long"]
 
 
 def test_a_request_that_is_limited_is_sent_again_after_the_pause_asked_for() -> None:

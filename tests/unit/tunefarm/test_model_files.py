@@ -84,7 +84,7 @@ def test_the_size_of_weights_follows_from_their_type(
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     (tmp_path / "a.bin").write_bytes(bytes(12) + b"1" * size)
-    assert ModelFiles.of(path).files[1] == ("a.bin", tmp_path / "a.bin")
+    assert ModelFiles.of(path).files[1] == ("a.bin", tmp_path / "a.bin", 12 + size)
     (tmp_path / "a.bin").write_bytes(bytes(12) + b"1" * (size + 1))
     with pytest.raises(ValueError, match="doesn't use"):
         ModelFiles.of(path)
