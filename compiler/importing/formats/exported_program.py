@@ -61,9 +61,10 @@ _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)\.(?!from_file)\w+\.\w+"
     r"|_operator\.(getitem|add|sub|mul|neg|floordiv|truediv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
 )
-# Patterns of names of values and arguments, which PyTorch writes into Python code, and of other names, such
-# as weights' paths.
-_NAME, _PATH = re.compile(r"\w*"), re.compile(r"[\w.+:/ -]*")
+# Patterns of names, such as weights' paths; of names of values and arguments, which PyTorch writes into
+# Python code; and of formulas that have a range, such as 2*s58, which PyTorch only compares.
+_PATH = re.compile(r"[\w.+:/ -]*")
+_PATTERNS = {"name": re.compile(r"\w*"), "range": re.compile(r"[\w+*/(), -]{0,1000}")}
 # Keys of texts that PyTorch only stores: operators' text arguments, and a node's origin.
 _KEPT_TEXTS = ("as_string", "as_strings", "metadata")
 # The allowed containers of inputs and outputs. The context of other containers names modules that PyTorch
@@ -560,7 +561,7 @@ def _check_json(part: Any, key: str, operators: set[str]) -> None:
                 f"{EXPORT_AGAIN}, with plain tensors as weights"
             )
         for name, item in part.items():
-            _check_text(name, "", operators)
+            _check_text(name, "range" if key == "range_constraints" else "", operators)
             if name not in _KEPT_TEXTS:
                 _check_json(item, name, operators)
 
@@ -582,7 +583,7 @@ def _check_text(text: str, key: str, operators: set[str]) -> None:
                 f"the exported program has a condition {ascii(text)[:80]}, which doesn't only compare "
                 "dimensions: export it without dynamic_shapes"
             )
-    elif key != "expr_str" and not (_NAME if key == "name" else _PATH).fullmatch(text):
+    elif key != "expr_str" and not _PATTERNS.get(key, _PATH).fullmatch(text):
         raise ModelError(
             f"the exported program has a name {ascii(text)[:80]}, which no Python program has: {EXPORT_AGAIN}"
         )

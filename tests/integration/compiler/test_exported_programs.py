@@ -305,6 +305,7 @@ def test_an_outline_has_dynamic_dimensions() -> None:
     assert all(one.supported for one in outline.operators)
 
 
+@pytest.mark.slow
 def test_the_command_gives_a_dynamic_decoder_its_sizes(tmp_path: Path) -> None:
     file = saved(StaticCache(_copied_by_index), THREE_TOKENS, DYNAMIC_TOKENS)
     (tmp_path / "model.pt2").write_bytes(file)
@@ -314,6 +315,22 @@ def test_the_command_gives_a_dynamic_decoder_its_sizes(tmp_path: Path) -> None:
     [sizes] = sizes_of([tmp_path / "model.pt2"], {})
     caches = [read(file, size.shapes).to_relax().cache for size in sizes]
     assert [(one.count, one.capacity) for one in caches if one] == [(1, TOKENS), (5, TOKENS)]
+
+
+class TwoLengths(nn.Module):  # type: ignore[name-defined]
+    def forward(self, x: Any, y: Any) -> Any:
+        return x.sum() + y
+
+
+def test_a_dimension_that_another_gives_is_computed(tmp_path: Path) -> None:
+    size = torch.export.Dim("size", max=50)
+    example = torch.zeros(3, 4), torch.zeros(6, 4)
+    file = saved(TwoLengths(), example, ({0: size}, {0: 2 * size}))
+    (tmp_path / "model.pt2").write_bytes(file)
+    (dim,) = (str(dim) for dim in read_outline(file).inputs[0].shape or () if isinstance(dim, str))
+    [sizes] = sizes_of([tmp_path / "model.pt2"], {dim: (2, 5)})
+    shapes = [[spec.shape for spec in read(file, size.shapes).inputs] for size in sizes]
+    assert shapes == [[(2, 4), (4, 4)], [(5, 4), (10, 4)]]
 
 
 class SeesLaterTokens(StaticCache):
