@@ -286,7 +286,7 @@ class TuneResult:
             ("untuned", latency_text(self.job.untuned_latency_s)),
             ("footprint", footprint_text(self.job.footprint)),
             ("ended", self.job.end_reason.text if self.job.end_reason is not None else ""),
-            ("message", self.job.message),
+            ("message", self._remarks),
             ("artifact", str(self.output)),
             ("job", self.job.id),
             ("page", self.page or self.page_hint),
@@ -329,6 +329,19 @@ class TuneResult:
             return f"not compared with ONNX Runtime: {peer.note}"
         runtime = f"ONNX Runtime {peer.version} on this device ({latency_text(peer.latency_s)})"
         return f"{peer.ratio:.2f} times as fast as {runtime}"
+
+    @property
+    def _remarks(self) -> str:
+        """The job's message without the comparisons, which other lines have."""
+        tuned, untuned = map(latency_text, (self.job.tuned_latency_s, self.job.untuned_latency_s))
+        gain = (
+            rf"{re.escape(tuned)}( \(.* with 95% confidence\))?, "
+            rf"([\d.]+ times faster than|as fast as) untuned \({re.escape(untuned)}\)"
+        )
+        parts = self.job.message.split("; ")
+        return "; ".join(
+            part for part in parts if part != self._comparison and re.fullmatch(gain, part) is None
+        )
 
     @property
     def _against(self) -> list[str]:
