@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,21 +151,30 @@ def tune(
         **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    targets = target or (_ready_targets(settings) if matrix else ())
-    tuning = Tuning(models, request, output, bundle, targets)
-    _run_and_print(tuning, settings, features, as_json, matrix=matrix)
+    columns = None
+    if matrix:
+        columns = {one: one for one in target} if target else _ready_targets(settings)
+    tuning = Tuning(models, request, output, bundle, tuple(columns or target or ()))
+    _run_and_print(tuning, settings, features, as_json, columns)
 
 
-def _ready_targets(settings: CommandSettings) -> list[str]:
-    """Return the targets of a running service's workers: a class's name if it is unique, else its key.
+def _ready_targets(settings: CommandSettings) -> dict[str, str]:
+    """Return the targets of a running service's workers, each with a text that tells it from the others.
+
+    Both are a class's name if it is unique, else its key, and its name with its workers.
 
     Raises CommandError and ClientError.
     """
     with connect(settings) as service:
         workers, classes = service.client.workers(), service.client.device_classes()
-    ready = {worker.device_class for worker in workers if worker.connected}
     names = Counter(one.name for one in classes)
-    targets = [one.name if names[one.name] == 1 else one.key for one in classes if one.key in ready]
+    targets = {}
+    for one in classes:
+        ready = sorted(worker.id for worker in workers if worker.connected and worker.device_class == one.key)
+        if ready and names[one.name] == 1:
+            targets[one.name] = one.name
+        elif ready:
+            targets[one.key] = f"{one.name} ({', '.join(ready)})"
     if not targets:
         raise CommandError("no device is ready: attach one with `tunefarm worker`", ExitCode.REFUSED)
     return targets
@@ -350,13 +359,17 @@ class TuneResult:
 
 
 def _run_and_print(
-    tuning: Tuning, settings: CommandSettings, features: str | None, as_json: bool, *, matrix: bool = False
+    tuning: Tuning,
+    settings: CommandSettings,
+    features: str | None,
+    as_json: bool,
+    columns: Mapping[str, str] | None = None,
 ) -> None:
     jobs, results = run_job(tuning, settings, features, silent=as_json)
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
-    elif not as_json and matrix:
-        stdout().print(_matrix(jobs, tuning.targets))
+    elif not as_json and columns is not None:
+        stdout().print(_matrix(jobs, columns))
     elif not as_json and len(tuning.targets) > 1:
         stdout().print(_target_table(jobs, results))
     elif not as_json:
@@ -386,11 +399,11 @@ def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
     return table
 
 
-def _matrix(jobs: Sequence[Job], targets: Sequence[str]) -> Table:
+def _matrix(jobs: Sequence[Job], columns: Mapping[str, str]) -> Table:
     """Return a row for each model and size, with its latency and its speed-up over ONNX Runtime on each
-    target.
+    target. `columns` are the titles of the targets.
     """
-    table = Table("model", *map(escape, targets), box=None, pad_edge=False)
+    table = Table("model", *map(escape, columns.values()), box=None, pad_edge=False)
     rows: dict[str, dict[str, str]] = {}
     for job in jobs:
         shapes = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in job.shapes.items())
@@ -399,7 +412,7 @@ def _matrix(jobs: Sequence[Job], targets: Sequence[str]) -> Table:
         cell = f"{latency_text(job.published_latency_s)}{ratio}" if job.state is JobState.DONE else job.state
         rows.setdefault(f"{job.model_name} {shapes}".strip(), {})[job.target] = cell
     for name, cells in rows.items():
-        table.add_row(escape(name), *(cells.get(target, "-") for target in targets))
+        table.add_row(escape(name), *(cells.get(target, "-") for target in columns))
     return table
 
 

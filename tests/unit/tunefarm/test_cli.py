@@ -214,7 +214,10 @@ def test_a_matrix_has_models_as_rows_and_ready_devices_as_columns(
     assert run(app, ["tune", str(model), "--matrix", "--server", fake.url]) == ExitCode.OK
     assert [sent.get("target") for sent in fake.requests] == ["a board", "beef"]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["model a board beef", "net 20 ms (1.31x ONNX Runtime) 20 ms (1.31x ONNX Runtime)"]
+    assert lines == [
+        "model a board another (w1)",
+        "net 20 ms (1.31x ONNX Runtime) 20 ms (1.31x ONNX Runtime)",
+    ]
     fake.workers = []
     assert run(app, ["tune", str(model), "--matrix", "--server", fake.url]) == ExitCode.REFUSED
     assert "no device is ready: attach one with `tunefarm worker`" in capsys.readouterr().err
