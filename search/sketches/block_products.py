@@ -56,11 +56,6 @@ class BlockProduct:
         return self.depth
 
     @property
-    def column_depth(self) -> int:
-        """The elements along the depth that lie side by side in the columns."""
-        return NEIGHBOURS
-
-    @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
         return DOT + "int16" if self.instructions == "avx2" else "int8"

@@ -8,8 +8,9 @@ from typing import Any
 
 from search.dag import AxisKind
 from search.programs.program import Program
-from search.sketches.intrinsics import intrinsic_extents, intrinsic_of
+from search.sketches.intrinsics import Intrinsic, intrinsic_extents, intrinsic_of
 from search.sketches.stage import Stage
+from search.sketches.tile_products import TileProduct
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PackingMap:
             _Part(dim, 1, size[dim], False) for axis in intrinsic for dim in dims if axis_of[dim] == axis
         ]
         known = intrinsic_of(stage)
-        if known is not None and inner[-1].factor > known.column_depth:
+        if isinstance(known, Intrinsic | TileProduct) and inner[-1].factor > known.column_depth:
             # Each instruction reads all lanes: the depth is split into groups, which come first.
             *lanes, depth = inner
             each = known.column_depth

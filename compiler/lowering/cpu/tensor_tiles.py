@@ -8,6 +8,7 @@ from compiler.lowering.cpu.packing_map import PackingMap
 from compiler.lowering.cpu.tiles import TileLowering
 from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
+from search.sketches.block_products import BlockProduct
 from search.sketches.intrinsics import intrinsic_extents, intrinsic_of, stage_roles
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, read_kind
@@ -95,10 +96,11 @@ class IntrinsicTileLowering(TileLowering):
             if axis in by_axis:
                 by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
                 inner.append(part)
-        side_by_side = self._intrinsic.column_depth
-        if self.primitives.extent(inner[-1]) > side_by_side:
-            *lanes, depth = inner
-            groups, depth = self.schedule.split(depth, [None, side_by_side])
+        known = self._intrinsic
+        depth = inner[-1]
+        if not isinstance(known, BlockProduct) and self.primitives.extent(depth) > known.column_depth:
+            lanes = inner[:-1]
+            groups, depth = self.schedule.split(depth, [None, known.column_depth])
             inner = [groups, *lanes, depth]
         outer = [by_axis[axis] for axis in axes]
         self.schedule.reorder(*outer, *inner)
