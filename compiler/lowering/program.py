@@ -20,7 +20,7 @@ from compiler.lowering.primitives import Primitives
 from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
 from core.device import Device
 from search.programs.program import Program
-from search.sketches.stage import Stage
+from search.sketches.stage import Stage, StageKind
 from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
 from search.stages.gpu import (
     Attended,
@@ -58,8 +58,26 @@ LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
 }
 
 
-def lower_program(schedule: Schedule, program: Program, device: Device, buffers: Mapping[str, Any]) -> None:
-    """Apply a program to the schedule of its workload.
+def inlined_nodes(program: Program) -> tuple[str, ...]:
+    """Return the nodes that a CPU program inlines, in the order in which they are inlined."""
+    return tuple(
+        stage.node
+        for stage in program.sketch.stages
+        if stage.kind is StageKind.INLINE
+        or (stage.kind is StageKind.NEST and program.location(stage.node) == "inline")
+    )
+
+
+def lower_program(
+    schedule: Schedule,
+    program: Program,
+    device: Device,
+    buffers: Mapping[str, Any],
+    *,
+    is_inlined: bool = False,
+) -> None:
+    """Apply a program to the schedule of its workload. With `is_inlined`, the schedule has inlined the
+    program's `inlined_nodes`.
 
         for i, j: A1[i, j] = exp(A[i, j])
         for i, j, k: C[i, j] += A1[i, k] * B[k, j]
@@ -88,7 +106,8 @@ def lower_program(schedule: Schedule, program: Program, device: Device, buffers:
     for each in stages:
         each.fetch()
     for each in stages:
-        each.inline()
+        if not (is_inlined and isinstance(each, InlinedLowering)):
+            each.inline()
     for each in stages:
         each.tile()
     for each in reversed(stages):

@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm import tirx
 from tvm.s_tir import Schedule
 
+from compiler.lowering.program import lower_program
 from compiler.lowering.trace import LoweringError, apply_trace, lower, trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
-from compiler.reading.subgraph import read_dag
+from compiler.reading.subgraph import named_buffers, read_dag
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json, workload_hash
 from core.measurement import Measurement, Outcome
@@ -89,6 +92,25 @@ def test_every_program_lowers_to_a_trace_that_replays(name: str) -> None:
         replayed = apply_trace(module, trace)
         assert tvm_ffi.structural_equal(replayed, apply_trace(copy, trace))
         assert lower(copy, program, DEVICE) == trace
+
+
+@pytest.mark.parametrize("name", slow_lane_except(WORKLOADS, "conv2d", "matmul", "softmax", seconds=0.4))
+def test_a_trace_is_what_the_primitives_write(name: str) -> None:
+    """Programs share the schedule that has inlined their nodes, and the trace isn't converted by TVM."""
+    module = WORKLOADS[name]()
+    for program in _programs(module, per_sketch=3, seed=6):
+        schedule = Schedule(module, debug_mask="none")
+        lower_program(schedule, program, DEVICE, named_buffers(module["main"]))
+        assert json.loads(lower(module, program, DEVICE)) == _plain(schedule.trace.as_json())
+
+
+def _plain(value: Any) -> Any:
+    """Convert TVM's numbers and containers to Python's."""
+    if isinstance(value, (tirx.IntImm, tirx.FloatImm)):
+        return value.value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", ["conv2d", "softmax", "matmul"])
