@@ -30,9 +30,9 @@ from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.variants.winograd import convolution
 from compiler.workload import normalise
-from search.cost.analytic import estimate, stage_seconds
+from search.cost.model import CostModel
 from search.evolution.evolve import EvolutionConfig, evolve
-from search.policy import SearchConfig
+from search.policy import SearchConfig, TuneContext
 from search.rules.space import generate
 from worker.settings import usable_cores
 
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def best_seconds(layer: str, seed: int) -> dict[float, float]:
     """Evolve every sketch of a layer; return the estimated seconds of its best program, by share of
     crossover."""
-    device = detect_device()
-    sketches = generate(read_dag(_module(layer)), device)
+    device, dag = detect_device(), read_dag(_module(layer))
+    task = TuneContext(dag, generate(dag, device), device)
     usual = SearchConfig().untrained_evolution
     found = {}
     for share in (0.0, *SHARES):
@@ -80,14 +80,9 @@ def best_seconds(layer: str, seed: int) -> dict[float, float]:
         rng = np.random.default_rng(seed)
         found[share] = min(
             evolve(
-                sketch,
-                lambda population: estimate(population, device).seconds,
-                lambda population: stage_seconds(population, device),
-                [],
-                rng,
-                config,
-            )[1].min(initial=np.inf)
-            for sketch in sketches
+                sketch, lambda population: task.score(population, CostModel()), [], rng, config
+            ).seconds.min(initial=np.inf)
+            for sketch in task.sketches
         )
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import repeat
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Device
-from search.cost.analytic import estimate, stage_seconds
+from search.cost.analytic import estimate
 from search.cost.estimate import Estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig, evolve
+from search.evolution.scored import Scored
 from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
@@ -48,7 +49,12 @@ class TuneContext:
 
     def predict(self, population: Population, model: CostModel) -> Floats:
         """Predict the seconds [programs]."""
-        return model.predict(*self.describe(population))
+        return self.score(population, model).seconds
+
+    def score(self, population: Population, model: CostModel) -> Scored:
+        """Predict the seconds of programs, and estimate the seconds of their stages."""
+        features, estimated = self.describe(population)
+        return Scored(population, model.predict(features, estimated), estimated.stages)
 
     def estimated_seconds(self, programs: Sequence[Program]) -> list[float]:
         """Return the analytic estimate of each program."""
@@ -77,7 +83,8 @@ class SearchConfig:
     time, and the next evolution continues from the best. Once `trusted_after` programs ran, programs
     predicted to take more than `max_slowdown` times the best time are omitted. Without a learned model,
     `untrained_evolution` is shorter, because a longer one exploits errors of the analytic model. For C2D, the
-    best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of 1024.
+    best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of 1024. The next
+    evolution of a sketch continues from the best `max_known` programs.
     """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
@@ -90,6 +97,7 @@ class SearchConfig:
     full_batch_size: int = 16
     max_slowdown: float = 3.0
     trusted_after: int = 64
+    max_known: int = 256
 
     def evolution_of_one(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
         """Return the evolution's sizes for one of several sketches and a batch of `count` programs."""
@@ -145,11 +153,14 @@ def propose(
     exclude: Collection[Program] = (),
     config: SearchConfig | None = None,
     initial_programs: Sequence[Program] = (),
+    known: MutableMapping[str, Scored] | None = None,
 ) -> list[Proposal]:
     """Return up to `count` new programs, predicted fastest first, then a few random ones. There are fewer if
     the space is exhausted or nothing else is worth measuring. `measured` pairs programs with their seconds
     (inf for a failure); these programs and `exclude` are not proposed again. Evolution starts from the best
-    of them, then from `initial_programs`, such as programs transferred from similar workloads.
+    of them, then from `initial_programs`, such as programs transferred from similar workloads. `known` holds
+    the best programs of the sketches' last evolutions by the sketch's key: evolution continues from them, and
+    they are replaced.
     """
     settings = config or SearchConfig()
     excluded = {program for program, _ in measured} | set(exclude)
@@ -159,17 +170,20 @@ def propose(
     best_first += initial_programs
     sketches = _promising_sketches(task, model, settings.max_sketches, rng)
     evolution = settings.evolution_of_one(len(sketches), count, model)
-    ranked = [
-        evolve(
-            sketch,
-            lambda population: task.predict(population, model),
-            lambda population: stage_seconds(population, task.device),
-            best_first,
-            rng,
-            evolution,
+    found = {} if known is None else known
+    ranked = []
+    for sketch in sketches:
+        ranked.append(
+            evolve(
+                sketch,
+                lambda population: task.score(population, model),
+                best_first,
+                rng,
+                evolution,
+                found.get(sketch.key),
+            )
         )
-        for sketch in sketches
-    ]
+        found[sketch.key] = ranked[-1].take(np.arange(min(len(ranked[-1]), settings.max_known)))
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.max_share_per_tile * count))
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
@@ -183,19 +197,17 @@ def propose(
 
 
 def _merge(
-    ranked: Sequence[tuple[Population, Floats]], excluded: Collection[Program], depth: int = 256
+    ranked: Sequence[Scored], excluded: Collection[Program], depth: int = 256
 ) -> Iterator[tuple[Proposal, object]]:
     """Yield the best `depth` new programs of every sketch with their innermost tiles, predicted fastest
     first.
     """
     known = {(program.sketch.key, program.values) for program in excluded}
-    heads = [
-        population.take(np.arange(min(len(population), depth + len(excluded)))) for population, _ in ranked
-    ]
+    heads = [each.population.take(np.arange(min(len(each), depth + len(excluded)))) for each in ranked]
     tiles = [[Nest.of(head, stage).tile.T for stage in head.sketch.tiled] for head in heads]
     rows = [
-        zip(seconds.tolist(), repeat(number), range(len(head)), head.values.tolist(), strict=False)
-        for number, (head, (_, seconds)) in enumerate(zip(heads, ranked, strict=True))
+        zip(each.seconds.tolist(), repeat(number), range(len(head)), head.values.tolist(), strict=False)
+        for number, (head, each) in enumerate(zip(heads, ranked, strict=True))
     ]
     for seconds, number, row, values in merge(*rows):
         sketch = heads[number].sketch

@@ -79,6 +79,7 @@ class TaskRound:
                     rng,
                     self.history.open_programs | self.space.rejected,
                     initial_programs=self.initial_programs,
+                    known=self.space.known,
                 )
             except Exception:
                 # An error in one subgraph's search must not stop the others.

@@ -15,15 +15,6 @@ from search.programs.program import Population
 from search.sketches.stage import Stage, StageKind
 
 
-def stage_seconds(population: Population, device: Device) -> dict[str, Floats]:
-    """Estimate the seconds of every stage, by node: [programs] each."""
-    parameters = CostParameters(device, FITTED)
-    return {
-        stage.node: estimate_stage(stage, population, parameters).seconds
-        for stage in population.sketch.stages
-    }
-
-
 def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
     """Estimate programs as the sum of their stages.
 
@@ -37,10 +28,12 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
 
     seconds = np.zeros(len(population))
     quantities: dict[str, Floats] = {}
+    stages: dict[str, Floats] = {}
     rank = 0
     for stage in sorted(sketch.stages, key=work, reverse=True):
         part = estimate_stage(stage, population, parameters)
         seconds = seconds + part.seconds
+        stages[stage.node] = part.seconds
         if stage.kind is StageKind.NEST:
             quantities |= {f"nest_{rank}_{name}": term for name, term in part.quantities.items()}
             rank += 1
@@ -48,4 +41,4 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
             quantities |= part.quantities
     if sketch.gpu is not None:
         quantities["moved_s"] = seconds - quantities.get("node_s", 0.0)
-    return Estimate(seconds, quantities)
+    return Estimate(seconds, quantities, stages)

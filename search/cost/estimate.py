@@ -17,11 +17,12 @@ from search.sketches.stage import Stage
 @dataclass(frozen=True)
 class Estimate:
     """The `seconds` of programs or of one stage, and the quantities that they are computed from, each
-    [programs].
+    [programs]. An estimate of programs has the seconds of their `stages`, by node.
     """
 
     seconds: NDArray[np.float64]
     quantities: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    stages: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @singledispatch

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import numpy as np
-
-from search.programs.nest import Floats
+from search.evolution.scored import Scored
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
 
-# Returns the seconds of every stage, [programs] each, by node.
-StageSeconds = Callable[[Population], Mapping[str, Floats]]
 
-
-def cross(first: Population, second: Population, stage_seconds: StageSeconds) -> Population:
+def cross(first: Scored, second: Scored) -> Population:
     """Combine the programs of two populations of one sketch.
 
     All variables of a node come from the parent whose stage scores better. Nodes that are computed in each
@@ -31,15 +24,13 @@ def cross(first: Population, second: Population, stage_seconds: StageSeconds) ->
 
     A child may be illegal, because the validity of a node may depend on another's variables.
     """
-    sketch = first.sketch
-    seconds = stage_seconds(Population(sketch, np.concatenate([first.values, second.values])))
-    values = first.values.copy()
+    sketch, values = first.population.sketch, first.population.values.copy()
     for nodes in node_groups(sketch):
-        of_first, of_second = np.split(sum(seconds[node] for node in nodes), [len(first)])
+        of_first, of_second = (sum(side.stages[node] for node in nodes) for side in (first, second))
         is_better = of_second < of_first
         for (owner, _), columns in sketch.columns.items():
             if owner in nodes:
-                values[is_better, columns] = second.values[is_better, columns]
+                values[is_better, columns] = second.population.values[is_better, columns]
     return Population(sketch, values)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from search.evolution.crossover import StageSeconds, cross, node_groups
+from search.evolution.crossover import cross, node_groups
 from search.evolution.mutate import mutate
+from search.evolution.scored import Score, Scored, join
 from search.programs.annotate import keep_valid, sample
-from search.programs.nest import Floats
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 
 # How often to redraw a population without a valid program.
 MAX_DRAWS = 8
-
-Predict = Callable[[Population], Floats]
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,18 @@ class EvolutionConfig:
 
     `measured_fraction` is the largest fraction of measured programs in the initial population. `crossover` is
     the fraction of a generation that combines two parents; the others mutate one.
+
+    An evolution that continues an earlier one adds a generation and `fresh_fraction` of a population of
+    random programs. In that generation, a program that is predicted to be twice as fast as another has
+    2 ** `selection` times as many children.
     """
 
     population: int = 1024
     generations: int = 8
     measured_fraction: float = 0.2
     crossover: float = 0.2
+    selection: float = 4.0
+    fresh_fraction: float = 0.25
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.generations < 0:
@@ -42,64 +46,68 @@ class EvolutionConfig:
 
 def evolve(
     sketch: Sketch,
-    predict: Predict,
-    stage_seconds: StageSeconds,
+    score: Score,
     measured: Sequence[Program],
     rng: np.random.Generator,
     config: EvolutionConfig,
-) -> tuple[Population, Floats]:
-    """Return every distinct program of all generations and its predicted seconds, fastest first.
+    known: Scored | None = None,
+) -> Scored:
+    """Return every distinct program of all generations, predicted fastest first.
 
-    `stage_seconds` scores the stages of parents. `measured` are programs, best first; programs of this sketch
-    join the initial population.
+    `measured` are programs, best first; programs of this sketch join the initial population. `known` is what
+    an earlier evolution of the sketch returned, or the first part of it. Then this evolution continues the
+    earlier one by a generation, and predicts the known programs again.
     """
-    population = _initial_population(sketch, measured, rng, config)
-    if len(population) == 0:
-        return population, np.zeros(0)
-    seconds = predict(population)
-    generations = [(population.values, seconds)]
-    for _ in range(config.generations):
-        population = _next_generation(population, seconds, stage_seconds, rng, config)
-        seconds = predict(population)
-        generations.append((population.values, seconds))
-    everything = Population(sketch, np.concatenate([values for values, _ in generations]))
-    rows = everything.distinct_rows()
-    predicted = np.concatenate([seconds for _, seconds in generations])[rows]
-    order = np.argsort(predicted, kind="stable")
-    return everything.take(rows[order]), predicted[order]
+    limit = int(config.measured_fraction * config.population)
+    of_sketch = [program for program in measured if program.sketch.key == sketch.key][:limit]
+    best = [gather(of_sketch)] if of_sketch else []
+    if known is not None and len(known):
+        children = _next_generation(known, rng, config, config.selection)
+        fresh = sample(sketch, round(config.fresh_fraction * config.population), rng)
+        return join([score(_concatenate([*best, known.population, children, fresh]).distinct())])
+    generation = _score(_concatenate([*best, _drawn(sketch, rng, config)]), score)
+    generations = [generation]
+    for _ in range(config.generations if len(generation) else 0):
+        generation = score(_next_generation(generation, rng, config))
+        generations.append(generation)
+    return join(generations)
 
 
-def _initial_population(
-    sketch: Sketch, measured: Sequence[Program], rng: np.random.Generator, config: EvolutionConfig
-) -> Population:
+def _concatenate(populations: Sequence[Population]) -> Population:
+    return Population(populations[0].sketch, np.concatenate([each.values for each in populations]))
+
+
+def _score(population: Population, score: Score) -> Scored:
+    if len(population):
+        return score(population)
+    nothing = np.zeros(0)
+    return Scored(population, nothing, {stage.node: nothing for stage in population.sketch.stages})
+
+
+def _drawn(sketch: Sketch, rng: np.random.Generator, config: EvolutionConfig) -> Population:
+    """Draw random programs; none if no valid one is found."""
     for _ in range(MAX_DRAWS):
         drawn = sample(sketch, config.population, rng)
         if len(drawn):
             break
-    limit = int(config.measured_fraction * config.population)
-    of_sketch = [program for program in measured if program.sketch.key == sketch.key][:limit]
-    if not of_sketch:
-        return drawn
-    return Population(sketch, np.concatenate([gather(of_sketch).values, drawn.values]))
+    return drawn
 
 
 def _next_generation(
-    population: Population,
-    seconds: Floats,
-    stage_seconds: StageSeconds,
-    rng: np.random.Generator,
-    config: EvolutionConfig,
+    parents: Scored, rng: np.random.Generator, config: EvolutionConfig, selection: float = 1.0
 ) -> Population:
-    # Roulette over predicted throughput: twice as fast is twice as likely to have children.
-    share = 1.0 / seconds
+    """Return valid children; the parents themselves if no child is valid."""
+    # Roulette over predicted throughput.
+    share = (parents.seconds.min() / parents.seconds) ** selection
     share /= share.sum()
     # A sketch with a single group of nodes has nothing to combine.
-    count = round(config.crossover * config.population) if len(node_groups(population.sketch)) > 1 else 0
-    parents = population.take(rng.choice(len(population), size=config.population, p=share))
-    children = mutate(parents.take(np.arange(count, config.population)), rng).values
+    sketch = parents.population.sketch
+    count = round(config.crossover * config.population) if len(node_groups(sketch)) > 1 else 0
+    chosen = rng.choice(len(parents), size=config.population, p=share)
+    children = mutate(parents.population.take(chosen[count:]), rng)
     if count:
-        mates = population.take(rng.choice(len(population), size=count, p=share))
-        crossed = cross(parents.take(np.arange(count)), mates, stage_seconds)
-        children = np.concatenate([crossed.values, children])
-    survivors = keep_valid(Population(population.sketch, children))
-    return survivors if len(survivors) else population
+        mates = rng.choice(len(parents), size=count, p=share)
+        crossed = cross(parents.take(chosen[:count]), parents.take(mates))
+        children = _concatenate([crossed, children])
+    survivors = keep_valid(children)
+    return survivors if len(survivors) else parents.population

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from hypothesis import given
 
 from search.evolution.crossover import cross, node_groups
-from search.programs.nest import Floats
+from search.evolution.scored import Scored
 from search.programs.program import Population
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -26,20 +24,21 @@ def _columns(sketch: Sketch, nodes: frozenset[str]) -> list[int]:
     ]
 
 
-def _sums(population: Population) -> Mapping[str, Floats]:
+def _scored(population: Population) -> Scored:
     """Score a stage by the sum of its variables."""
     sketch = population.sketch
-    return {
+    stages = {
         stage.node: population.values[:, _columns(sketch, frozenset([stage.node]))].sum(axis=1).astype(float)
         for stage in sketch.stages
     }
+    return Scored(population, sum(stages.values()), stages)
 
 
 @given(sketches, seeds)
 def test_each_node_group_comes_from_the_better_parent(sketch: Sketch, seed: int) -> None:
     first = drawn(sketch, seed)
     second = first.take(np.arange(len(first))[::-1])
-    children = cross(first, second, _sums)
+    children = cross(_scored(first), _scored(second))
     all_programs(children)
     groups = node_groups(sketch)
     assert sorted(column for nodes in groups for column in _columns(sketch, nodes)) == [
@@ -59,7 +58,7 @@ def test_a_child_joins_the_best_parts_of_its_parents() -> None:
         for of_first, of_second in ((0, 512), (512, 0))
     ]
     left, right = (Population(sketch, np.array([program.values])) for program in parents)
-    (child,) = all_programs(cross(left, right, _sums))
+    (child,) = all_programs(cross(_scored(left), _scored(right)))
     assert (child.choice("first", "unroll"), child.choice("second", "unroll")) == (0, 0)
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 
 from search.evolution.evolve import EvolutionConfig, evolve
+from search.evolution.scored import Scored
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.programs.validity import valid
@@ -35,12 +36,20 @@ def _stage_trips(population: Population) -> dict[str, Floats]:
     return seconds
 
 
-SCORES = _outer_trips, _stage_trips
+def _score(population: Population) -> Scored:
+    return Scored(population, _outer_trips(population), _stage_trips(population))
+
+
+def _mean_best(sketch: Sketch, config: EvolutionConfig) -> float:
+    """Return the made-up seconds of the best program, the mean of five evolutions."""
+    runs = (evolve(sketch, _score, [], np.random.default_rng(seed), config) for seed in range(5))
+    return float(np.mean([found.seconds[0] for found in runs]))
 
 
 @given(sketches, seeds)
 def test_found_programs_are_valid_distinct_and_fastest_first(sketch: Sketch, seed: int) -> None:
-    population, seconds = evolve(sketch, *SCORES, [], np.random.default_rng(seed), SMALL)
+    found = evolve(sketch, _score, [], np.random.default_rng(seed), SMALL)
+    population, seconds = found.population, found.seconds
     programs = all_programs(population)
     assert len(programs) == len(set(programs)) > 0
     assert valid(population).all()
@@ -51,7 +60,7 @@ def test_found_programs_are_valid_distinct_and_fastest_first(sketch: Sketch, see
 @given(sketches, seeds)
 def test_the_same_seed_finds_the_same_programs_in_the_same_order(sketch: Sketch, seed: int) -> None:
     first, second = (
-        evolve(sketch, *SCORES, [], np.random.default_rng(seed), SMALL)[0].values for _ in range(2)
+        evolve(sketch, _score, [], np.random.default_rng(seed), SMALL).population.values for _ in range(2)
     )
     assert np.array_equal(first, second)
 
@@ -61,7 +70,9 @@ def test_generations_find_better_programs_than_sampling() -> None:
     best = []
     for generations in (0, 8):
         config = EvolutionConfig(population=64, generations=generations)
-        runs = [evolve(sketch, *SCORES, [], np.random.default_rng(seed), config)[1][0] for seed in range(5)]
+        runs = [
+            evolve(sketch, _score, [], np.random.default_rng(seed), config).seconds[0] for seed in range(5)
+        ]
         best.append(np.mean(runs))
     assert best[1] < best[0]
 
@@ -70,7 +81,7 @@ def test_generations_follow_the_prediction() -> None:
     """Programs of later generations are faster on average than random ones, by selection alone."""
     sketch = generate(dags.conv2d(), DEVICE)[0]
     config = EvolutionConfig(population=256, generations=8)
-    _, seconds = evolve(sketch, *SCORES, [], np.random.default_rng(0), config)
+    seconds = evolve(sketch, _score, [], np.random.default_rng(0), config).seconds
     assert seconds.mean() < 0.8 * _outer_trips(drawn(sketch, 1, count=1000)).mean()
 
 
@@ -78,8 +89,8 @@ def test_the_best_measured_programs_join_the_first_population() -> None:
     sketch = generate(dags.conv2d(), DEVICE)[0]
     measured = all_programs(drawn(sketch, 5, count=8))
     config = EvolutionConfig(population=16, generations=0, measured_fraction=0.25)
-    population, _ = evolve(sketch, *SCORES, measured, np.random.default_rng(0), config)
-    met = set(all_programs(population))
+    found = evolve(sketch, _score, measured, np.random.default_rng(0), config)
+    met = set(all_programs(found.population))
     assert set(measured[:4]) <= met
     assert not set(measured[4:]) & met
 
@@ -87,8 +98,39 @@ def test_the_best_measured_programs_join_the_first_population() -> None:
 def test_programs_of_other_sketches_are_left_out() -> None:
     first, second = generate(dags.conv2d(), DEVICE)[:2]
     measured = all_programs(drawn(second, 5, count=8))
-    population, _ = evolve(first, *SCORES, measured, np.random.default_rng(0), SMALL)
-    assert population.sketch is first
+    found = evolve(first, _score, measured, np.random.default_rng(0), SMALL)
+    assert found.population.sketch is first
+
+
+def test_evolution_continues_from_the_known_programs() -> None:
+    """Each evolution predicts the known programs again, in one call with their children and random ones."""
+    sketch = generate(dags.conv2d(), DEVICE)[0]
+    config = EvolutionConfig(population=8, generations=0)
+    found = first = evolve(sketch, _score, [], np.random.default_rng(0), config)
+    predicted = []
+
+    def score(population: Population) -> Scored:
+        predicted.append(population)
+        return _score(population)
+
+    for seed in range(1, 4):
+        known = found.take(np.arange(4))
+        found = evolve(sketch, score, [], np.random.default_rng(seed), config, known)
+        assert set(all_programs(known.population)) < set(all_programs(predicted[-1]))
+        assert valid(found.population).all()
+    assert len(predicted) == 3
+    assert found.seconds[0] < first.seconds[0]
+
+
+def test_the_best_measured_programs_join_a_continued_evolution() -> None:
+    sketch = generate(dags.conv2d(), DEVICE)[0]
+    config = EvolutionConfig(population=16, measured_fraction=0.25)
+    known = _score(drawn(sketch, 1, count=8))
+    measured = all_programs(drawn(sketch, 5, count=8))
+    met = all_programs(evolve(sketch, _score, measured, np.random.default_rng(0), config, known).population)
+    assert set(measured[:4]) <= set(met)
+    assert not set(measured[4:]) & set(met)
+    assert len(met) == len(set(met))
 
 
 @pytest.mark.parametrize(("population", "generations"), [(1, 4), (16, -1)])
@@ -109,6 +151,8 @@ def test_crossover_alone_joins_the_best_stages() -> None:
     best = []
     for generations in (0, 4):
         config = EvolutionConfig(population=64, generations=generations, crossover=1.0)
-        runs = (evolve(sketch, *SCORES, [], np.random.default_rng(seed), config)[1][0] for seed in range(5))
+        runs = (
+            evolve(sketch, _score, [], np.random.default_rng(seed), config).seconds[0] for seed in range(5)
+        )
         best.append(np.mean([*runs]))
     assert best[1] < 0.9 * best[0]

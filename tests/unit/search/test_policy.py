@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from search.cost.model import MIN_RECORDS, CostModel
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
+from search.evolution.scored import Scored
 from search.policy import Proposal, Sample, SearchConfig, TuneContext, propose, train
-from search.programs.program import Program, gather
+from search.programs.program import Population, Program, gather
 from search.rules.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
@@ -145,6 +146,28 @@ def test_the_size_of_the_evolution_follows_the_batch() -> None:
     assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [1024, 512]
     # Without a learned model, evolution is short anyway.
     assert {config.evolution_of_one(1, count, CostModel()).population for count in (1, 16)} == {512}
+
+
+def test_the_next_evolution_continues_from_the_last() -> None:
+    """Only the first evolution draws whole populations; later ones predict each sketch once."""
+    task, known, predicted = TASKS["conv2d"], dict[str, Scored](), list[int]()
+
+    class Counting(TuneContext):
+        def score(self, population: Population, model: CostModel) -> Scored:
+            predicted.append(len(population))
+            return super().score(population, model)
+
+    counting = Counting(task.dag, task.sketches, task.device)
+    best = []
+    for seed in range(4):
+        predicted.clear()
+        rng = np.random.default_rng(seed)
+        best.append(propose(counting, CostModel(), [], 4, rng, config=QUICK, known=known)[0].predicted_s)
+        once = len(task.sketches)
+        assert len(predicted) == (once * (1 + SHORT.generations) if seed == 0 else once)
+        assert {len(scored) <= QUICK.max_known for scored in known.values()} == {True}
+    assert best == sorted(best, reverse=True)
+    assert best[-1] < best[0]
 
 
 def test_the_best_predicted_come_first() -> None:
