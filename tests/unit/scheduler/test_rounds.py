@@ -208,6 +208,7 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         rng: object,
         exclude: set[Program],
         initial_programs: object,
+        known: object,
     ) -> list[Proposal]:
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
         known = {program for program, _ in measured} | exclude
