@@ -55,9 +55,9 @@ def test_seeds_are_handed_to_the_search(
     begin(farm, compiler, LARGER)
     given: list[int] = []
 
-    def noted(*args: Any, initial_programs: Any) -> Any:
+    def noted(*args: Any, initial_programs: Any, **more: Any) -> Any:
         given.append(len(initial_programs))
-        return search_quickly(*args)
+        return search_quickly(*args, **more)
 
     monkeypatch.setattr(batch, "propose", noted)
     farm.drain()
