@@ -98,4 +98,4 @@ def test_scheduler_app_imports_neither_tvm_nor_xgboost() -> None:
 def test_a_missing_client_of_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_app, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"client isn't installed: pip install 'tunefarm\[redis\]'"):
-        make_app("redis://host:6379/0")
+        make_app("redis://without-a-client:6379/0")
