@@ -68,6 +68,8 @@ def _point_by_types(function: PrimFunc) -> PrimFunc:
         if op_name(call) != "tvm_access_ptr":
             return call
         annotation, data, *rest = call.args
+        if not isinstance(data, Call):  # a parameter of the kernel
+            return call
         pointed, dtype = data.args[0], str(annotation.ty.dtype)
         if pointed.scope() != "shared.dyn" or str(pointed.dtype) == dtype:
             return call
