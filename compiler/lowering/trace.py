@@ -33,6 +33,8 @@ QuickSchedule: type[Schedule] = type(
     {name: found.__wrapped__ for name, found in vars(Schedule).items() if hasattr(found, "__wrapped__")},
 )
 
+# The instructions whose second operand is an index map.
+INDEX_MAPPED = ("TransformLayout", "ReindexCacheRead", "ReindexCacheWrite")
 # Writes a graph of TVM's objects as JSON text.
 _graph_of = tvm_ffi.get_global_func("ffi.ToJSONGraphString")
 
@@ -93,7 +95,7 @@ def trace_of(schedule: Schedule) -> str:
             values.append(data)
     trace = values[graph["root_index"]]
     for number, (name, operands, *_) in enumerate(trace[0]):
-        if name == "TransformLayout":  # an index map is a text within the trace
+        if name in INDEX_MAPPED:  # an index map is a text within the trace
             operands[1] = save_json(steps[0][number][1][1])
     return json.dumps(trace, separators=(",", ":"))
 
