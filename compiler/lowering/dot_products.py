@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.s_tir import TensorIntrin
+
 from compiler.tvmscript import T
+from search.sketches.intrinsics import Intrinsic
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,14 @@ class DotProducts:
     rows: str
     columns: str
     total: str
+
+    @classmethod
+    def of(cls, intrinsic: Intrinsic) -> DotProducts:
+        return cls(intrinsic.lanes, intrinsic.depth, intrinsic.rows, intrinsic.columns, intrinsic.sums)
+
+    def register(self, name: str, compute: Callable[[Any, Any, Any], Any]) -> None:
+        """Register an intrinsic with TVM; see `implementation`."""
+        TensorIntrin.register(name, self.description(), self.implementation(compute), override=True)
 
     def description(self) -> Any:
         sums, length, rows, columns, total = self.sums, self.length, self.rows, self.columns, self.total
@@ -60,3 +71,30 @@ class DotProducts:
                 )
 
         return computed
+
+
+def describe_tile(tall: int, lanes: int, depth: int, each: int, types: tuple[str, str, str]) -> Any:
+    """Return the description c[tall, lanes] += a[tall, depth] . b[depth // each, lanes, each].
+
+    `types` are the element types of `a`, `b` and `c`.
+    """
+    rows, columns, total = types
+
+    @T.prim_func(s_tir=True)
+    def described(a: T.handle, b: T.handle, c: T.handle) -> None:
+        a_stride = T.int32()
+        c_stride = T.int32()
+        A = T.match_buffer(a, (tall, depth), rows, offset_factor=1, strides=[a_stride, 1])  # noqa: N806
+        B = T.match_buffer(b, (depth // each, lanes, each), columns, offset_factor=1)  # noqa: N806
+        C = T.match_buffer(c, (tall, lanes), total, offset_factor=1, strides=[c_stride, 1])  # noqa: N806
+        with T.sblock("root"):
+            T.reads(C[0:tall, 0:lanes], A[0:tall, 0:depth], B[0 : depth // each, 0:lanes, 0:each])
+            T.writes(C[0:tall, 0:lanes])
+            for i, j, k in T.grid(tall, lanes, depth):
+                with T.sblock("update"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], total) * T.cast(
+                        B[vk // each, vj, vk % each], total
+                    )
+
+    return described

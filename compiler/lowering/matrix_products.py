@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.s_tir import TensorIntrin
 
 from compiler.codegen.bfloat16_instructions import BFMMLA, bfloat16_dot
+from compiler.lowering.dot_products import describe_tile
 from compiler.tvmscript import T
 from search.sketches.intrinsics import Intrinsic
 
@@ -30,35 +31,11 @@ FIRST, SECOND = (0, 1, 4, 5), (2, 3, 6, 7)
 def register(intrinsic: Intrinsic) -> None:
     """Register an intrinsic of several steps with TVM."""
     instruction = intrinsic.name.rpartition("_")[2]
+    types = intrinsic.rows, intrinsic.columns, intrinsic.sums
+    described = describe_tile(ROWS, LANES, intrinsic.depth, intrinsic.instruction_depth, types)
     TensorIntrin.register(
-        intrinsic.name,
-        _description(*_INSTRUCTIONS[instruction], intrinsic.steps),
-        _implementation(instruction, intrinsic.steps),
-        override=True,
+        intrinsic.name, described, _implementation(instruction, intrinsic.steps), override=True
     )
-
-
-def _description(dtype: str, total: str, each: int, steps: int) -> Any:
-    depth = each * steps
-
-    @T.prim_func(s_tir=True)
-    def described(a: T.handle, b: T.handle, c: T.handle) -> None:
-        a_stride = T.int32()
-        c_stride = T.int32()
-        A = T.match_buffer(a, (ROWS, depth), dtype, offset_factor=1, strides=[a_stride, 1])  # noqa: N806
-        B = T.match_buffer(b, (steps, LANES, each), dtype, offset_factor=1)  # noqa: N806
-        C = T.match_buffer(c, (ROWS, LANES), total, offset_factor=1, strides=[c_stride, 1])  # noqa: N806
-        with T.sblock("root"):
-            T.reads(C[0:ROWS, 0:LANES], A[0:ROWS, 0:depth], B[0:steps, 0:LANES, 0:each])
-            T.writes(C[0:ROWS, 0:LANES])
-            for i, j, k in T.grid(ROWS, LANES, depth):
-                with T.sblock("update"):
-                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], total) * T.cast(
-                        B[vk // each, vj, vk % each], total
-                    )
-
-    return described
 
 
 def _implementation(instruction: str, steps: int) -> Any:

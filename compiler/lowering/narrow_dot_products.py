@@ -9,27 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm.s_tir import TensorIntrin
 
 from compiler.lowering.dot_products import DotProducts
 from compiler.lowering.widened_dot_products import add_pairs
 from compiler.tvmscript import T
+from search.sketches.intrinsics import Intrinsic
 
-# The number of sums by the name of the intrinsic.
-SUMS = {"dot_16x4_pmaddubsw": 16, "dot_8x4_pmaddubsw": 8}
 # LLVM's names of the instruction, by the number of sums.
 _INSTRUCTIONS = {16: "llvm.x86.avx512.pmaddubs.w.512", 8: "llvm.x86.avx2.pmadd.ub.sw"}
 
 
-def register(name: str) -> None:
-    """Register an intrinsic of SUMS with TVM."""
-    lanes = SUMS[name]
-    products = DotProducts(lanes, 4, rows="uint8", columns="int8", total="int32")
+def register(intrinsic: Intrinsic) -> None:
+    """Register an intrinsic with TVM."""
+    lanes = intrinsic.lanes
 
     def compute(sums: Any, row: Any, columns: Any) -> Any:
         return add_narrow_products(sums, T.reinterpret(row, dtype=f"int8x{4 * lanes}"), columns)
 
-    TensorIntrin.register(name, products.description(), products.implementation(compute), override=True)
+    DotProducts.of(intrinsic).register(intrinsic.name, compute)
 
 
 def add_narrow_products(total: Any, rows: Any, columns: Any) -> Any:

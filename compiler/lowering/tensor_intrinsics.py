@@ -29,7 +29,7 @@ from system.plugins import INTRINSICS, extension, extensions, is_plugins
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
 NARROW_VNNI = ("dot_8x4_vnni", "dot_8x4_avx_vnni")
-# By instruction: the module whose `register` takes the intrinsic's name. It is imported when it is needed.
+# By the instruction that ends an intrinsic's name: the module that registers the intrinsic.
 MODULES = {
     **dict.fromkeys(("dpbf16ps", "bfdot"), "compiler.lowering.bfloat16_dot_products"),
     "pmaddwd": "compiler.lowering.widened_dot_products",
@@ -90,8 +90,9 @@ def _register(name: str) -> None:
         return
     if name in (VNNI, *NARROW_VNNI):
         from compiler.lowering import vnni_dot_products as vnni
-    if (module := MODULES.get(name.rpartition("_")[2])) is not None and name in BY_NAME:
-        importlib.import_module(module).register(name)
+    module = MODULES.get(name.rpartition("_")[2])
+    if module is not None and name in BY_NAME:
+        importlib.import_module(module).register(BY_NAME[name])
     elif name in BY_NAME and BY_NAME[name].tall > 1:
         from compiler.lowering import matrix_products
 

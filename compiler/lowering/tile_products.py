@@ -8,37 +8,17 @@ from tvm import tirx
 from tvm.s_tir import TensorIntrin
 
 from compiler.codegen.tile_instructions import multiply_tiles
+from compiler.lowering.dot_products import describe_tile
 from compiler.tvmscript import T
 from search.sketches.tile_products import TileProduct
 
 
 def register(product: TileProduct) -> None:
     """Register an intrinsic with TVM."""
-    TensorIntrin.register(product.name, _description(product), _implementation(product), override=True)
-
-
-def _description(product: TileProduct) -> Any:
-    tall, lanes, depth, each = product.tall, product.lanes, product.depth, product.column_depth
-    rows, columns, total = product.types[:3]
-
-    @T.prim_func(s_tir=True)
-    def described(a: T.handle, b: T.handle, c: T.handle) -> None:
-        a_stride = T.int32()
-        c_stride = T.int32()
-        A = T.match_buffer(a, (tall, depth), rows, offset_factor=1, strides=[a_stride, 1])  # noqa: N806
-        B = T.match_buffer(b, (depth // each, lanes, each), columns, offset_factor=1)  # noqa: N806
-        C = T.match_buffer(c, (tall, lanes), total, offset_factor=1, strides=[c_stride, 1])  # noqa: N806
-        with T.sblock("root"):
-            T.reads(C[0:tall, 0:lanes], A[0:tall, 0:depth], B[0 : depth // each, 0:lanes, 0:each])
-            T.writes(C[0:tall, 0:lanes])
-            for i, j, k in T.grid(tall, lanes, depth):
-                with T.sblock("update"):
-                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], total) * T.cast(
-                        B[vk // each, vj, vk % each], total
-                    )
-
-    return described
+    described = describe_tile(
+        product.tall, product.lanes, product.depth, product.column_depth, product.types[:3]
+    )
+    TensorIntrin.register(product.name, described, _implementation(product), override=True)
 
 
 def _implementation(product: TileProduct) -> Any:

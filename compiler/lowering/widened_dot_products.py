@@ -9,27 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm.s_tir import TensorIntrin
 
 from compiler.lowering.dot_products import DotProducts
 from compiler.tvmscript import T
+from search.sketches.intrinsics import Intrinsic
 
-# The number of sums by the name of the intrinsic.
-SUMS = {"dot_16x2_pmaddwd": 16, "dot_8x2_pmaddwd": 8}
 # LLVM's names of the instruction, by the number of sums.
 _INSTRUCTIONS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd"}
 
 
-def register(name: str) -> None:
-    """Register an intrinsic of SUMS with TVM."""
-    lanes = SUMS[name]
-    products = DotProducts(lanes, 2, rows="int16", columns="int8", total="int32")
+def register(intrinsic: Intrinsic) -> None:
+    """Register an intrinsic with TVM."""
+    pairs = f"int16x{2 * intrinsic.lanes}"
 
     def compute(sums: Any, row: Any, columns: Any) -> Any:
-        pairs = f"int16x{2 * lanes}"
         return add_pairs(sums, T.reinterpret(row, dtype=pairs), T.cast(columns, pairs))
 
-    TensorIntrin.register(name, products.description(), products.implementation(compute), override=True)
+    DotProducts.of(intrinsic).register(intrinsic.name, compute)
 
 
 def add_pairs(total: Any, rows: Any, columns: Any) -> Any:

@@ -133,16 +133,12 @@ def widened_multiply_adds(lanes: int) -> None:
     """Multiply bytes as 32-bit integers, for processors without a dot product of bytes."""
     rows = T.arg("rows", T.buffer((TILE_STEPS * TILE_ROWS,), "int8"))
     columns = T.arg("columns", T.buffer((TILE_STEPS * TILE_COLUMNS * lanes,), "int8"))
-    result = T.arg("result", T.buffer((TILE_ROWS * TILE_COLUMNS * lanes,), "int32"))
-    steps = _steps_argument()
-    sums = _accumulators(result, "int32", lanes, TILE_ROWS * TILE_COLUMNS)
-    with T.serial(steps), T.serial(TILE_STEPS) as k:
-        for i, one in enumerate(sums):
-            row = rows[k * TILE_ROWS + i // TILE_COLUMNS]
-            column = _vector(columns, (k * TILE_COLUMNS + i % TILE_COLUMNS) * lanes, lanes)
-            product = T.broadcast(T.cast(row, "int32"), lanes) * T.cast(column, f"int32x{lanes}")
-            T.buffer_store(one, _vector(one, 0, lanes) + product, [T.ramp(0, 1, lanes)])
-    _store(result, sums, lanes)
+
+    def step(total: Any, row: Any, column: Any) -> Any:
+        narrow = _vector(columns, column * lanes, lanes)
+        return total + T.broadcast(T.cast(rows[row], "int32"), lanes) * T.cast(narrow, f"int32x{lanes}")
+
+    _add_to_tile(lanes, step)
 
 
 def dot_products(factor: str, lanes: int, total_lanes: int, step: Callable[[Any, Any, Any], Any]) -> None:
@@ -151,16 +147,25 @@ def dot_products(factor: str, lanes: int, total_lanes: int, step: Callable[[Any,
     """
     rows = T.arg("rows", T.buffer((TILE_STEPS * TILE_ROWS * lanes,), factor))
     columns = T.arg("columns", T.buffer((TILE_STEPS * TILE_COLUMNS * lanes,), factor))
-    result = T.arg("result", T.buffer((TILE_ROWS * TILE_COLUMNS * total_lanes,), "int32"))
+    _add_to_tile(
+        total_lanes,
+        lambda total, row, column: step(
+            total, _vector(rows, row * lanes, lanes), _vector(columns, column * lanes, lanes)
+        ),
+    )
+
+
+def _add_to_tile(lanes: int, step: Callable[[Any, Any, Any], Any]) -> None:
+    """Set each sum of a tile to `step(sum, row, column)`, where the others are positions of operands."""
+    count = TILE_ROWS * TILE_COLUMNS
+    result = T.arg("result", T.buffer((count * lanes,), "int32"))
     steps = _steps_argument()
-    sums = _accumulators(result, "int32", total_lanes, TILE_ROWS * TILE_COLUMNS)
+    sums = _accumulators(result, "int32", lanes, count)
     with T.serial(steps), T.serial(TILE_STEPS) as k:
         for i, one in enumerate(sums):
-            row = _vector(rows, (k * TILE_ROWS + i // TILE_COLUMNS) * lanes, lanes)
-            column = _vector(columns, (k * TILE_COLUMNS + i % TILE_COLUMNS) * lanes, lanes)
-            added = step(_vector(one, 0, total_lanes), row, column)
-            T.buffer_store(one, added, [T.ramp(0, 1, total_lanes)])
-    _store(result, sums, total_lanes)
+            row, column = k * TILE_ROWS + i // TILE_COLUMNS, k * TILE_COLUMNS + i % TILE_COLUMNS
+            T.buffer_store(one, step(_vector(one, 0, lanes), row, column), [T.ramp(0, 1, lanes)])
+    _store(result, sums, lanes)
 
 
 def dependent_multiply_adds(lanes: int) -> None:

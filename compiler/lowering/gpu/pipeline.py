@@ -29,7 +29,8 @@ def pipeline(
     Plain copies become asynchronous copies if the device has them. If a fetch also computes or transposes,
     TVM's asynchronous copies would be wrong, so it stays synchronous.
 
-    With `fetches_last`, a block that only starts its computations has them computed while it fetches:
+    With `fetches_last`, the loop computes before it fetches. Products that run asynchronously then overlap
+    the next fetch:
 
         for k0: compute(k0); fetch(k0 + 1)
     """
@@ -38,10 +39,8 @@ def pipeline(
     schedule, gpu = lowering.schedule, lowering.device.gpu
     assert gpu is not None
     schedule.annotate(loop, "software_pipeline_stage", [*[0] * len(operands), *[stages - 1] * steps])
-    fetches, computed = list(range(len(operands))), list(range(steps))
-    order = [*fetches, *(len(operands) + step for step in computed)]
-    if fetches_last:
-        order = [*(steps + fetch for fetch in fetches), *computed]
+    places = list(range(len(operands) + steps))
+    order = places[steps:] + places[:steps] if fetches_last else places
     schedule.annotate(loop, "software_pipeline_order", order)
     is_computed = any(name in lowering.program.sketch.dag.producer for name in operands)
     if gpu.capability >= ASYNC_COPIES_SINCE and not is_computed:
