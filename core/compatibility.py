@@ -22,9 +22,9 @@ def _is_usable(asked: Device, other: Device) -> bool:
     if asked.gpu and other.gpu:
         limits, needs = asdict(asked.gpu), asdict(other.gpu)
         # A kernel for warps of 32 threads is wrong on others, and warpgroups multiply on one capability only.
-        only = [asked.gpu.capability == WARPGROUPS_ON] if other.gpu.capability == WARPGROUPS_ON else []
-        return limits["warp_size"] == needs["warp_size"] and all(
-            [*only, *(needs[name] <= limits[name] for name in limits)]
+        same = ["warp_size", "capability"] if other.gpu.capability == WARPGROUPS_ON else ["warp_size"]
+        return all(needs[name] == limits[name] for name in same) and all(
+            needs[name] <= limits[name] for name in limits
         )
     if asked.gpu or other.gpu:
         return False

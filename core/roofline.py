@@ -36,11 +36,9 @@ class Limits:
         item_bytes = max(int(bits[0]) // 8, 1) if bits else 1
         rates = [self.profile.issue(dtype)]
         if dtype != FLOAT32:  # tensor cores compute float32 only as TF32
-            # The rate of bytes doesn't depend on their signs.
-            name = dtype.removeprefix("u") if dtype == "uint8" else dtype
-            known = self.profile.multiply_adds
-            rates += [known.get(prefix + dtype, 0.0) for prefix in (_TENSOR, DOT)]
-            rates.append(known.get(AMX + name, 0.0))
+            # AMX's rate of bytes doesn't depend on their signs.
+            names = (_TENSOR + dtype, DOT + dtype, AMX + ("int8" if dtype == "uint8" else dtype))
+            rates += [self.profile.multiply_adds.get(name, 0.0) for name in names]
         lanes = max(self.vector_bytes // item_bytes, 1)
         return 2 * lanes * max(rates) * self.profile.hertz * self.cores
 

@@ -20,9 +20,10 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all
 from search.sketches.tile_products import ROW_BYTES, SIDE, TILE_ROWS, TileProduct, tile_product
 
-# The prefixes of functions that multiply, and of those that configure tiles; and the one that releases them.
+# The prefixes of the functions that multiply and that configure tiles, and the function that releases
+# tiles.
 _MULTIPLY, _CONFIGURE, _RELEASE = "tunefarm_", "tunefarm_tiles_", "tunefarm_release_tiles"
-# The first tiles of rows and of columns. Those of sums come before them.
+# The numbers of the first tile of rows and of the first tile of columns. Tiles of sums have lower numbers.
 _ROWS, _COLUMNS = SIDE * SIDE, SIDE * SIDE + SIDE
 _PALETTE = 1
 
@@ -204,7 +205,7 @@ define linkonce_odr hidden i32 @{name}() #0 {{
 def _multiplying(product: TileProduct) -> str:
     """Return the function that adds a product to sums, in LLVM's IR.
 
-    The columns of each step follow those of the step before.
+    In memory, a step's columns begin where the previous step's columns end.
     """
     tiles = _sums_tiles(product)
     rows, lanes = range(len(product.row_tiles)), range(len(product.lane_tiles))

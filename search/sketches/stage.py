@@ -99,4 +99,4 @@ class Stage:
         return iter(())
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.node}"
+        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")

@@ -122,9 +122,6 @@ class TensorTiled(Stage):
         yield Choice("stages", self.node, STAGES)
         yield from _fetch_lanes(sketch, self)
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
-
 
 @is_valid.register
 def _(stage: TensorTiled, population: Population) -> NDArray[np.bool_]:
@@ -158,9 +155,6 @@ class WarpgroupTiled(Stage):
         yield Choice("depth", self.node, WARPGROUP_DEPTHS)
         yield Choice("stages", self.node, WARPGROUP_STAGES)
         yield from _fetch_lanes(sketch, self)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
 
 
 @is_valid.register
@@ -197,9 +191,6 @@ class ThreadKernel(Stage):
         elif axes:
             touched = [access.buffer for access in (*node.reads, *node.writes)]
             yield Choice("lanes", node.name, _lanes(sketch.dag, touched, node.axes[axes[-1]].extent))
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
 
 
 @estimate_stage.register
@@ -297,8 +288,8 @@ def _(stage: AttentionKernel, population: Population, parameters: CostParameters
 
 class TensorAttention(Stage):
     """A kernel that computes a whole attention, both products on tensor cores. Each block keeps the scores of
-    a few tiles of queries in shared memory. `warps j` and `fragments j` divide the keys of the scores, and
-    `fragments k` those of the weighted values.
+    a few tiles of queries in shared memory. While it computes scores, `warps j` and `fragments j` divide the
+    keys. While it adds up weighted values, `fragments k` divides the keys.
     """
 
     kind = StageKind.TENSOR_ATTENTION
