@@ -298,6 +298,8 @@ class Executor:
             "TMPDIR": str(scratch),
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
+            # A process that has loaded a compiled model unbinds its threads and those of its children.
+            "TVM_BIND_THREADS": "1",
             ZIG_CACHE: str(scratch / CACHE_FOLDER),
         }
         return await ChildProcess.start(command, environment)

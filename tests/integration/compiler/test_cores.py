@@ -43,7 +43,7 @@ print(json.dumps([before, timed, cores()]))
 
 def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
     """Return the cores of a pool's threads, the caller's first: before, during and after a timing."""
-    environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, json.dumps(allowed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
