@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
     parser.add_argument("--minutes", type=float, help="of tuning for every network [quick 2.5, no limit]")
     parser.add_argument(
-        "--every-peer", action="store_true", help="PyTorch, torch.compile and IREE too, where installed"
+        "--every-peer",
+        action="store_true",
+        help="PyTorch, torch.compile, zentorch and IREE too, where installed",
     )
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 10]")

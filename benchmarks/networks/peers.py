@@ -16,6 +16,7 @@ from benchmarks.timing.torch_network import TorchFile
 
 ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
 TORCH, COMPILED, IREE = "PyTorch", "torch.compile (max-autotune)", "IREE"
+ZENTORCH = "zentorch"
 METASCHEDULE = "MetaSchedule"
 
 
@@ -31,7 +32,7 @@ class Peer:
 def peers_of(
     model: Path, device_class: DeviceClass, masked: Mapping[str, MaskedPackage], every: bool = False
 ) -> list[Peer]:
-    """Return ONNX Runtime and the installed ones of OpenVINO and, with `every`, PyTorch and IREE.
+    """Return ONNX Runtime and the installed ones of OpenVINO and, with `every`, PyTorch, zentorch and IREE.
 
     `masked` has the packages of the first two by name, for a device class with disabled features.
     """
@@ -50,8 +51,11 @@ def _compilers(model: Path, device_class: DeviceClass) -> Iterator[Peer]:
         kept = "" if device_class.aten is None else f" with ATEN_CPU_CAPABILITY={device_class.aten}"
         file = TorchFile(model, aten=device_class.aten, onednn=device_class.onednn)
         yield Peer(TORCH, f"{TORCH} {version}{kept}", file)
-        if device_class.aten is None:  # it compiles for this machine's processor
-            yield Peer(COMPILED, f"{COMPILED} of {TORCH} {version}", TorchFile(model, compiled=True))
+        if device_class.aten is None:  # they compile for this machine's processor
+            yield Peer(COMPILED, f"{COMPILED} of {TORCH} {version}", TorchFile(model, "inductor"))
+            if importlib.util.find_spec(ZENTORCH) is not None:
+                words = f"{ZENTORCH} {importlib.metadata.version(ZENTORCH)} with {TORCH} {version}"
+                yield Peer(ZENTORCH, words, TorchFile(model, "zentorch"))
     if importlib.util.find_spec("iree") is not None:
         words = f"{IREE} {importlib.metadata.version('iree-base-compiler')} for {device_class.llvm_cpu}"
         yield Peer(IREE, words, IreeFile(model, device_class.llvm_cpu))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import MagicMock
 
 from benchmarks.timing.contestants import Arrays, Bind
@@ -15,13 +16,14 @@ from benchmarks.timing.contestants import Arrays, Bind
 
 @dataclass(frozen=True)
 class TorchFile:
-    """An ONNX file that onnx2torch made a module of, channels-last in memory; `compiled` by torch.compile.
+    """An ONNX file that onnx2torch made a module of, channels-last in memory, compiled by a backend of
+    torch.compile or not at all.
 
     `aten` and `onednn` are the names of the best instruction set that PyTorch and its oneDNN may use.
     """
 
     path: Path
-    compiled: bool = False
+    backend: Literal["inductor", "zentorch"] | None = None
     aten: str | None = None
     onednn: str | None = None
 
@@ -37,11 +39,15 @@ class TorchFile:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         rank = max(parameter.dim() for parameter in module.parameters())
         function = module = module.to(memory_format=formats.get(rank, torch.channels_last))
-        if self.compiled:
+        if self.backend is not None:
             import torch._inductor.config as inductor
 
             inductor.freezing = True  # packs weights ahead of time
-            function = torch.compile(module, mode="max-autotune")
+            if self.backend == "inductor":
+                function = torch.compile(module, mode="max-autotune")
+            else:
+                importlib.import_module(self.backend)  # registers the backend
+                function = torch.compile(module, backend=self.backend)
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
             placed = [torch.from_numpy(array) for array in inputs]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.device_class import CLASSES, WORKER_FEATURES, device_class
-from benchmarks.networks.peers import COMPILED, IREE, ONNXRUNTIME, OPENVINO, TORCH, peers_of
+from benchmarks.networks.peers import COMPILED, IREE, ONNXRUNTIME, OPENVINO, TORCH, ZENTORCH, peers_of
 from benchmarks.results import machine
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
 from benchmarks.timing.cpu_masking import MaskedPackage
@@ -108,7 +108,7 @@ def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch
         IreeFile(model, "x86-64-v3"),
     ]
     unkept = peers_of(model, CLASSES["native"], {}, every=True)[2:]
-    assert [peer.name for peer in unkept] == [TORCH, COMPILED, IREE]
+    assert [peer.name for peer in unkept] == [TORCH, COMPILED, ZENTORCH, IREE]
 
 
 def test_a_peer_that_is_not_installed_has_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
