@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from core.exit_code import ExitCode
+from core.tokens import Scope
 from records.storage.database import Database
 from scheduler.main import scheduler
 from scheduler.metrics import SchedulerMetrics
@@ -107,10 +108,9 @@ def http() -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> list[str]:
-    scope = next(
-        (scope for route, scope in ROUTES.items() if _plain(route) == _plain(f"{method} {path}")), None
-    )
-    needs = "no token" if path in OPEN_PATHS else f"the scope `{scope}`" if scope else "the scope `admin`"
+    scopes = {_plain(route): scope for route, scope in ROUTES.items()}
+    scope = scopes.get(_plain(f"{method} {path}"), Scope.ADMIN)
+    needs = "no token" if path in OPEN_PATHS else "any token" if scope is None else f"the scope `{scope}`"
     lines = [f"## {method} {path}", "", _text(operation["description"]), "", f"Needs {needs}.", ""]
     lines += [
         line for sample in operation["x-codeSamples"] for line in ("```sh", sample["source"], "```", "")

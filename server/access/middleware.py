@@ -91,7 +91,8 @@ class AccessMiddleware:
         if caller is LOOPBACK:
             _require_local(headers)
         self._authenticator.count_call(caller, address)
-        require_scope(caller, operation.scope)
+        if operation.scope is not None:
+            require_scope(caller, operation.scope)
         scope.setdefault("state", {})["caller"] = caller
         return caller
 

@@ -1,4 +1,4 @@
-"""The table of scopes: each route and gRPC service with the scope that it needs.
+"""The table of scopes: each route and gRPC service with the scope that it needs; None: any valid token.
 
 A call that the table doesn't name needs ADMIN. Probes, the dashboard's files and `/install` need no token.
 """
@@ -18,7 +18,7 @@ _PAGES, _FILES = frozenset({"/", "/docs"}), "/assets/"
 # Devices install without a token.
 _INSTALL = frozenset({"/install", "/install/worker.tar"})
 
-ROUTES = {
+ROUTES: dict[str, Scope | None] = {
     "GET /metrics": Scope.READ,
     "GET /openapi.json": Scope.READ,
     "GET /v1/artifacts/best": Scope.READ,
@@ -46,7 +46,8 @@ ROUTES = {
     "GET /v1/schedules/export": Scope.READ,
     "DELETE /v1/session": Scope.READ,
     "GET /v1/signing-key": Scope.READ,
-    "GET /v1/session": Scope.READ,
+    # A device that is installed checks its token.
+    "GET /v1/session": None,
     "POST /v1/session": Scope.READ,
     "GET /v1/workers": Scope.READ,
     "GET /v1/workers/{worker_id:path}/noise": Scope.READ,
@@ -95,12 +96,13 @@ class Operation:
     """The operation of an HTTP request.
 
     `route` is its method and path template as in the OpenAPI document. `subject` is the object that the path
-    names; "" without one. `scope` is the needed scope. `is_write`: it changes something.
+    names; "" without one. `scope` is the needed scope; None if any token will do. `is_write`: it changes
+    something.
     """
 
     route: str
     subject: str
-    scope: Scope
+    scope: Scope | None
     is_write: bool
 
 
@@ -122,7 +124,7 @@ def operation_of(method: str, path: str) -> Operation:
     return Operation(UNKNOWN, "", Scope.ADMIN, is_write=method != "GET")
 
 
-def _operation(method: str, template: str, subject: str, scope: Scope) -> Operation:
+def _operation(method: str, template: str, subject: str, scope: Scope | None) -> Operation:
     is_write = method != "GET" and scope is not Scope.READ
     return Operation(f"{method} {template}", subject, scope, is_write)
 

@@ -108,6 +108,7 @@ def test_addresses_are_read_from_grpcs_peers(peer: str, address: str) -> None:
         ("POST", "/v1/jobs/j1:cancel", "POST /v1/jobs/{job_id}:cancel", "j1", Scope.SUBMIT, True),
         ("POST", "/v1/schedules:query", "POST /v1/schedules:query", "", Scope.READ, False),
         ("GET", "/v1/audit", "GET /v1/audit", "", Scope.ADMIN, False),
+        ("GET", "/v1/session", "GET /v1/session", "", None, False),
         ("DELETE", "/v1/jobs/j1", "DELETE /v1/jobs/{job_id}", "j1", Scope.ADMIN, True),
         ("DELETE", "/v1/tokens/t1", "DELETE /v1/tokens/{token_id}", "t1", Scope.ADMIN, True),
         ("DELETE", "/v1/jobs", UNKNOWN, "", Scope.ADMIN, True),
@@ -116,7 +117,7 @@ def test_addresses_are_read_from_grpcs_peers(peer: str, address: str) -> None:
     ],
 )
 def test_each_route_has_its_subject_scope_and_kind(
-    method: str, path: str, route: str, subject: str, scope: Scope, is_write: bool
+    method: str, path: str, route: str, subject: str, scope: Scope | None, is_write: bool
 ) -> None:
     operation = operation_of(method, path)
     found = (operation.route, operation.subject, operation.scope, operation.is_write)
