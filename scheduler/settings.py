@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -62,4 +64,15 @@ class SchedulerSettings(BaseSettings):
     @classmethod
     def _networks(cls, text: str) -> str:
         parse_networks(text)
+        return text
+
+    @field_validator("reset_command")
+    @classmethod
+    def _is_command(cls, text: str | None) -> str | None:
+        try:
+            words = shlex.split(text or "")
+        except ValueError as error:
+            raise ValueError("its quotation marks must be in pairs") from error
+        if words and shutil.which(words[0]) is None:
+            raise ValueError("it must begin with a program that is here and executable")
         return text

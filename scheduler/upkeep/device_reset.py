@@ -6,7 +6,8 @@ import logging
 import shlex
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from core.worker import DesiredState, Role
 from records.fleet import workers
@@ -24,13 +25,15 @@ log = logging.getLogger(__name__)
 class DeviceReset:
     """Resets lost devices by a command, one at a time. Set the command for one scheduler only.
 
-    A device is reset up to MAX_RESETS times, PATIENCE_S apart, until its worker calls again.
+    A device is reset up to MAX_RESETS times, PATIENCE_S apart, until its worker calls again. The first reset
+    comes PATIENCE_S after this process found it lost: while the service was stopped, no worker could call.
     """
 
-    def __init__(self, command: str | None) -> None:
+    def __init__(self, command: str | None, timer: Callable[[], float] = time.monotonic) -> None:
         self._command = shlex.split(command or "")
-        # By worker: the time of its last call, and the times of the resets since then.
-        self._resets: dict[str, tuple[float, list[float]]] = {}
+        self._timer = timer
+        # By lost worker: the time when it was found lost, and the times of its resets.
+        self._lost: dict[str, list[float]] = {}
         self._running: threading.Thread | None = None
 
     def check(self, database: Database, now: float) -> None:
@@ -41,20 +44,18 @@ class DeviceReset:
             due = [worker for worker in workers.list_workers(session) if self._is_due(worker, now)]
         if due:
             worker = min(due, key=lambda one: one.last_seen_at)
-            self._resets[worker.id][1].append(now)
+            self._lost[worker.id].append(self._timer())
             self._running = threading.Thread(target=self._reset, args=(worker.id,), name="reset", daemon=True)
             self._running.start()
 
     def _is_due(self, worker: WorkerInfo, now: float) -> bool:
-        seen_at, resets = self._resets.get(worker.id, (worker.last_seen_at, []))
-        if seen_at != worker.last_seen_at:
-            resets = []  # it has called since
-        self._resets[worker.id] = worker.last_seen_at, resets
         is_expected = worker.desired_state is DesiredState.WORK and worker.role is Role.MEASURE
         # The name becomes an argument of the command, which could take it for an option.
         if not is_expected or not worker.is_lost(now) or worker.id.startswith("-"):
+            self._lost.pop(worker.id, None)
             return False
-        return len(resets) < MAX_RESETS and now - max([worker.last_seen_at, *resets]) >= PATIENCE_S
+        times = self._lost.setdefault(worker.id, [self._timer()])
+        return len(times) <= MAX_RESETS and self._timer() - times[-1] >= PATIENCE_S
 
     def _reset(self, worker_id: str) -> None:
         log.warning("worker %s is lost: resetting its device", worker_id)

@@ -43,7 +43,7 @@ class Sweeper:
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
         self._token_reminder = TokenReminder()
-        self._device_reset = DeviceReset(context.settings.reset_command)
+        self._device_reset = DeviceReset(context.settings.reset_command, timer)
         self._is_first = True
 
     def repair(self) -> None:
