@@ -98,7 +98,7 @@ def tune_now(exported: Exported, trials: int) -> TemporaryDirectory[str]:
     """Tune a graph, as `tunefarm tune` does. Return the folder of the library. Raises CannotCompile."""
     folder = TemporaryDirectory(prefix="tunefarm-torch-")
     try:
-        tune(exported.program, trials=trials, output=Path(folder.name, "tuned"))
+        tune(exported.program, trials=trials, target=_own_target(), output=Path(folder.name, "tuned"))
     except (CommandError, ClientError) as error:
         raise CannotCompile(f"it could not be tuned: {error}") from error
     _move_library(Path(folder.name))
@@ -135,7 +135,7 @@ def _tune_and_swap(exported: Exported, trials: int | None, swap: Swap) -> None:
             file = Path(folder.name, "graph.pt2")
             torch.export.save(exported.program, file)
             model = client.upload(file, MODEL_NAME)
-            job = client.submit(JobRequest(model.sha256, trials or DEFAULT_TRIALS))
+            job = client.submit(JobRequest(model.sha256, trials or DEFAULT_TRIALS, target=_own_target()))
             while not job.state.finished:
                 time.sleep(LOOK_EVERY_S)
                 job = client.job(job.id)
@@ -171,6 +171,18 @@ def _known(workloads: Sequence[str], device: Device, settings: CommandSettings) 
     except (ClientError, StorageError, OSError, ValueError) as error:
         _log.warning("torch.compile: the schedules known can't be asked for: %s", error)
         return {}
+
+
+def _own_target() -> str:
+    """Return the device class of this machine if the service has it, because a library of another kind of
+    device may not run here; else "native". Raises CommandError and ClientError."""
+    settings = load()
+    url = _service(settings)
+    if url is None:
+        return "native"
+    key = detect_device(settings.threads).key
+    with Client(url, settings.secret, tls=settings.tls) as client:
+        return key if any(one.key == key for one in client.device_classes()) else "native"
 
 
 def _service(settings: CommandSettings) -> str | None:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ import tunefarm_runtime.library  # noqa: E402
 from compiler import fallback  # noqa: E402
 from compiler.target import detect_device  # noqa: E402
 from compiler.workload import from_json  # noqa: E402
+from core.exit_code import ExitCode  # noqa: E402
+from system.command import CommandError  # noqa: E402
 from tests import torch_models, workloads  # noqa: E402
 from tests.unit.records.farm import make_job, put_measured  # noqa: E402
+from tunefarm.client.client import Client  # noqa: E402
 from tunefarm.embedded import stack  # noqa: E402
 from tunefarm.torch_backend import MAX_SIZES, exported_graph, libraries  # noqa: E402
 
@@ -321,6 +325,27 @@ def test_a_service_that_sends_another_library_changes_nothing(
 def _small() -> Any:
     layers = torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32), torch.nn.Softmax(-1)
     return torch.nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_graph_is_tuned_on_devices_like_this_machine(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has boards too, whose libraries don't run here."""
+    own, asked = detect_device(None).key, []
+
+    def refuse(*_: Any, target: str, **__: Any) -> None:
+        asked.append(target)
+        raise CommandError("not here", ExitCode.REFUSED)
+
+    monkeypatch.setattr(libraries, "tune", refuse)
+    monkeypatch.setattr(libraries, "_known", lambda *_: {})
+    keys = ["board", own] if is_known else ["board"]
+    monkeypatch.setattr(Client, "device_classes", lambda _: [SimpleNamespace(key=key) for key in keys])
+    monkeypatch.setenv("TUNEFARM_SERVER", "http://127.0.0.1:1")
+    with torch.no_grad():
+        _compiled(torch.relu, trials=4)(torch.randn(4, 8))
+    assert asked == [own if is_known else "native"]
 
 
 @pytest.mark.slow_lane
