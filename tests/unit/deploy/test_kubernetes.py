@@ -72,6 +72,7 @@ def test_every_value_has_its_effect() -> None:
     changed = {
         "images": {"server": "registry.example.org/server:2"},
         "secret": "mine",
+        "signingSecret": "keys",
         "server": {"replicas": 3, "env": {"TUNEFARM_BLOB_STORE": "s3://models"}, "scratch": "1Gi"},
         "scheduler": {"autoscaling": {"enabled": False}, "resources": {"requests": {"cpu": "2"}}},
         "ingress": {"host": "tunefarm.example.org", "className": "nginx", "tlsSecret": "certificate"},
@@ -86,6 +87,14 @@ def test_every_value_has_its_effect() -> None:
     assert (server["replicas"], container["image"]) == (3, "registry.example.org/server:2")
     assert container["envFrom"] == [{"secretRef": {"name": "mine"}}]
     assert {"name": "TUNEFARM_BLOB_STORE", "value": "s3://models"} in container["env"]
+    for name in ("server", "scheduler"):
+        pod = by_kind["Deployment", name]["spec"]["template"]["spec"]
+        (key,) = (one for one in pod["volumes"] if one["name"] == "signing")
+        (place,) = (one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "signing")
+        assert (key["secret"]["secretName"], place["mountPath"]) == ("keys", "/etc/tunefarm")
+        assert {"name": "TUNEFARM_SIGNING_KEY", "value": "/etc/tunefarm/signing.pem"} in pod["containers"][0][
+            "env"
+        ]
     assert ("HorizontalPodAutoscaler", "scheduler") not in by_kind
     assert by_kind["Ingress", "server"]["spec"]["rules"][0]["host"] == "tunefarm.example.org"
     assert "observing" in json.dumps(by_kind["NetworkPolicy", "scheduler"])
