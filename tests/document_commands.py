@@ -263,6 +263,11 @@ def check_docker(words: list[str]) -> None:
     named = [word for word in words[2:] if not word.startswith("-")]
     if words[1] in ("up", "build"):
         assert not named
+    elif words[1] == "stop":
+        assert composed.keys() >= {*named}
+    elif words[1] == "run":
+        assert named[:2] == ["tunefarm", "server"], "the entry point and the service"
+        check_tunefarm(words[words.index("server") + 1 :])
     else:
         assert words[1] in ("exec", "logs")
         assert named[0] in composed
