@@ -646,8 +646,8 @@ def test_numbers_are_aligned_right_and_keep_their_units(page: Page, site: Servic
         open_page(page, site, address)
         expect(page.locator("td", has_text=re.compile("[mµ]s$")).first).to_be_visible()
         cells = page.evaluate(
-            "[...document.querySelectorAll('tbody > tr > td:not(:first-child, :has(progress))')].map((one) => "
-            "[one.innerText.trim(), getComputedStyle(one).textAlign])"
+            "[...document.querySelectorAll('tbody > tr > td:not(:first-child, :has(progress))')]"
+            ".map((one) => [one.innerText.trim(), getComputedStyle(one).textAlign])"
         )
         numbers = [pair for pair in cells if re.fullmatch(r"[\d.,]+(\s?([mµn]?s|×|%|.?FLOP/s))?", pair[0])]
         assert len(numbers) > 1, address
