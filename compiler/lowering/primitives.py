@@ -13,13 +13,15 @@ from search.dag import AxisKind, Node
 
 
 class Primitives:
-    """Schedule primitives on one schedule. `vector_bytes` is the device's longest vector; `buffers` maps
-    names in the dag to the workload's buffers.
+    """Schedule primitives on one schedule: TVM's, or one with the same primitives
+    (compiler.lowering.cpu.loop_schedule). `vector_bytes` is the device's longest vector; `buffers` maps names
+    in the dag to the workload's buffers.
     """
 
-    def __init__(self, schedule: Schedule, vector_bytes: int, buffers: Mapping[str, Any]) -> None:
+    def __init__(self, schedule: Any, vector_bytes: int, buffers: Mapping[str, Any]) -> None:
         self.schedule = schedule
         self.vector_bytes = vector_bytes
+        self._buffers = buffers
         # TVM can't partition loops around buffers that share a name; such loops keep their conditions.
         self.can_partition = all(buffer.name == name for name, buffer in buffers.items())
         self._later: list[Callable[[], None]] = []
@@ -37,6 +39,11 @@ class Primitives:
         have different extents.
         """
         return isinstance(self.schedule.get(loop).extent, tirx.IntImm)
+
+    def operand(self, block: Any, name: str) -> int | None:
+        """Return the position of a buffer in a block's reads; None if the block doesn't read it."""
+        sources = [read.source for read in self.schedule.get(block).reads]
+        return next((i for i, s in enumerate(sources) if s.same_as(self._buffers[name])), None)
 
     def split(self, loop: Any, factors: Sequence[int]) -> list[Any]:
         return list(self.schedule.split(loop, [int(factor) for factor in factors]))

@@ -69,15 +69,15 @@ def inlined_nodes(program: Program) -> tuple[str, ...]:
 
 
 def lower_program(
-    schedule: Schedule,
+    primitives: Primitives,
     program: Program,
     device: Device,
     buffers: Mapping[str, Any],
     *,
     is_inlined: bool = False,
 ) -> None:
-    """Apply a program to the schedule of its workload. With `is_inlined`, the schedule has inlined the
-    program's `inlined_nodes`.
+    """Apply a program to the schedule of its workload by `primitives`. With `is_inlined`, the schedule has
+    inlined the program's `inlined_nodes`.
 
         for i, j: A1[i, j] = exp(A[i, j])
         for i, j, k: C[i, j] += A1[i, k] * B[k, j]
@@ -98,8 +98,7 @@ def lower_program(
     `buffers` maps names in the dag to the workload's buffers. Raises ValueError for a nest without threads on
     a GPU.
     """
-    primitives = Primitives(schedule, device.vector_bytes, buffers)
-    lowering = Lowering(schedule, program, device, buffers, primitives)
+    lowering = Lowering(primitives.schedule, program, device, buffers, primitives)
     for stage in program.sketch.stages:
         lowering.stages[stage.node] = LOWERINGS[type(stage)](lowering, stage)
     stages = list(lowering.stages.values())
@@ -120,7 +119,7 @@ def lower_program(
         each.decompose()
     primitives.finish()
     if device.gpu is not None:
-        _check_bound(schedule)
+        _check_bound(primitives.schedule)
 
 
 def _check_bound(schedule: Schedule) -> None:

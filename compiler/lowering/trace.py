@@ -13,10 +13,12 @@ from tvm.ir import save_json
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace, _ffi_api
 
+from compiler.lowering.cpu.loop_schedule import Beginning, LoopPrimitives, LoopSchedule, UnknownLoops, covers
+from compiler.lowering.primitives import Primitives
 from compiler.lowering.program import inlined_nodes, lower_program
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.object_graph import Named, ObjectGraph
-from compiler.reading.subgraph import named_buffers
+from compiler.reading.subgraph import UnsupportedSubgraph, named_buffers
 from compiler.vocabulary import describe, scheduled
 from core.device import Device
 from core.trace import parse_trace
@@ -51,13 +53,44 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     `lower_program` shows its effect on loops.
     """
     is_cpu = device.gpu is None  # GPUs' programs copy operands before they inline nodes
+    inlined = inlined_nodes(program) if is_cpu else ()
+    if is_cpu and covers(program):
+        try:
+            return record_loops(module, inlined, program, device)
+        except UnknownLoops:
+            pass
     try:
         schedule = Schedule.__new__(QuickSchedule)
-        schedule.__move_handle_from__(_begin(module, inlined_nodes(program) if is_cpu else ()).copy())
-        lower_program(schedule, program, device, _buffers(module), is_inlined=is_cpu)
+        schedule.__move_handle_from__(_begin(module, inlined).copy())
+        buffers = _buffers(module)
+        primitives = Primitives(schedule, device.vector_bytes, buffers)
+        lower_program(primitives, program, device, buffers, is_inlined=is_cpu)
         return trace_of(schedule)
     except Exception as error:  # TVM's C++ code may raise any exception class
         raise LoweringError(_last_line(error)) from error
+
+
+def record_loops(module: tvm.IRModule, inlined: tuple[str, ...], program: Program, device: Device) -> str:
+    """Return the trace of a CPU's program without TVM's schedule. Raises UnknownLoops."""
+    beginning = _read_beginning(module, inlined)
+    if beginning is None:
+        raise UnknownLoops("the workload's blocks")
+    schedule, buffers = LoopSchedule(beginning), _buffers(module)
+    primitives = LoopPrimitives(schedule, device.vector_bytes, buffers)
+    lower_program(primitives, program, device, buffers, is_inlined=True)
+    return schedule.trace()
+
+
+@lru_cache(maxsize=256)
+def _read_beginning(module: tvm.IRModule, inlined: tuple[str, ...]) -> Beginning | None:
+    """Read a workload that has inlined these nodes; None if its loops aren't known."""
+    if any(buffer.name != name for name, buffer in _buffers(module).items()):
+        return None
+    try:
+        schedule = _begin(module, inlined).copy()
+        return Beginning.of(schedule, trace_of(schedule))
+    except (UnknownLoops, UnsupportedSubgraph):
+        return None
 
 
 @lru_cache(maxsize=256)

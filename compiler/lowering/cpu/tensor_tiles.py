@@ -66,7 +66,7 @@ class IntrinsicTileLowering(TileLowering):
         chosen = str(self.program.choice(self.node.name, choice.kind))
         if chosen == "packed" or choice.kind != read_kind(self._columns):
             return super()._copy(block, choice)
-        index = self._operand(block, self._columns)
+        index = self.primitives.operand(block, self._columns)
         assert index is not None
         self._column_copy = self.schedule.cache_read(block, index, "global")
         return None

@@ -140,7 +140,7 @@ class TileLowering(StageLowering):
         """
         chosen = str(self.program.choice(self.node.name, choice.kind))
         name = choice.kind.removeprefix(read_kind(""))
-        index = self._operand(block, name)
+        index = self.primitives.operand(block, name)
         if chosen == "direct" or index is None:  # an inlined operand is not read by the block
             return None
         copy = self.schedule.cache_read(block, index, "global")
@@ -158,11 +158,6 @@ class TileLowering(StageLowering):
             self.schedule.parallel(self.schedule.get_loops(copy)[0])
             return None
         return copy, int(chosen)
-
-    def _operand(self, block: Any, name: str) -> int | None:
-        """Return the position of a buffer in a block's reads; None if the block doesn't read it."""
-        sources = [read.source for read in self.schedule.get(block).reads]
-        return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 
     def _vectorize(self, loop: Any) -> list[Any]:
         """Vectorize the innermost loop of the register tile; return the remaining loop, to be unrolled.

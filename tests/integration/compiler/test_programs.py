@@ -18,6 +18,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from compiler.lowering.primitives import Primitives
 from compiler.lowering.program import lower_program
 from compiler.lowering.trace import LoweringError, apply_trace, lower, trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
@@ -100,7 +101,8 @@ def test_a_trace_is_what_the_primitives_write(name: str) -> None:
     module = WORKLOADS[name]()
     for program in _programs(module, per_sketch=3, seed=6):
         schedule = Schedule(module, debug_mask="none")
-        lower_program(schedule, program, DEVICE, named_buffers(module["main"]))
+        buffers = named_buffers(module["main"])
+        lower_program(Primitives(schedule, DEVICE.vector_bytes, buffers), program, DEVICE, buffers)
         assert json.loads(lower(module, program, DEVICE)) == _plain(schedule.trace.as_json())
 
 
