@@ -76,10 +76,11 @@ class JobRequest(JobOptions):
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+    """The user's model in ONNX Runtime on the job's device, timed when the search begins, and again in turns
+    with the compiled models.
 
-    `ratio` is its latency divided by the published model's. If it was not timed, there are no `run_s`, and
-    `note` says why.
+    `ratio` is its latency divided by the published model's, None until then. If it was not timed, there are
+    no `run_s`, and `note` says why.
     """
 
     version: str = ""
@@ -93,7 +94,7 @@ class Job:
     """A job as stored. Clients get it as `tunefarm.client.values.Job`.
 
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
-    repeat of the whole model. `onnxruntime` is None until a model is published. `footprint` is the published
+    repeat of the whole model. `onnxruntime` is None until the search has begun. `footprint` is the published
     model's, None if an older worker timed it. Jobs of one `group` share their trials; it is the id of the
     first of them, None for a job alone. `end_reason` says what ended the tuning. The job is expected to be
     finished at `expected_end_at`, None if unknown. Its spans have the parent `trace_parent`, "" if it isn't

@@ -27,7 +27,7 @@ from scheduler.context import Context
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.spaces import sketches_of, tag_of
-from scheduler.steps import attempts, waiting_messages
+from scheduler.steps import attempts, onnx_runtime, waiting_messages
 from scheduler.steps.artifacts import CompiledModel, write_untuned
 from search.dag import Dag
 from search.sketches.tensor_core import TENSOR_SINCE
@@ -100,6 +100,9 @@ def _import(context: Context, job: Job, device: Device) -> None:
             message = "; ".join([message, *notes.values()])
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
+            if state is JobState.TUNING and job.request.budget.trials:
+                # The device times the model while the first round is planned.
+                onnx_runtime.request(session, job, imported, device, context.now())
 
 
 def _quantize(context: Context, job: Job) -> None:
@@ -245,7 +248,8 @@ def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> t
     if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in own)
         return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
-    if untried := read_remaining(session, Group.read(session, job)).untried:
+    group = Group.read(session, job)
+    if untried := read_remaining(session, group).untried:
         num_untried = sum(not task.variant for task in untried)
         message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
         return JobState.TUNING, message

@@ -13,11 +13,9 @@ from typing import IO
 
 from sqlalchemy.orm import Session
 
-from compiler.children.models import ImportedModel
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, Verification, open_artifact
-from core.device import Device
 from core.durations import latency_text
 from core.job import JobState
 from core.lease import ModuleKind
@@ -28,7 +26,7 @@ from records import devices, webhooks
 from records.fleet import module_runs
 from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events, jobs, quantized_models, tasks, trials
-from records.jobs.jobs import Job, OnnxRuntime
+from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import FALLBACK
 from records.schedules import schedules
@@ -37,7 +35,7 @@ from records.storage import blobs
 from records.storage.blobs import BlobNotFound
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, selection, tvmscripts, waiting_messages
+from scheduler.steps import attempts, onnx_runtime, selection, tvmscripts, waiting_messages
 from scheduler.steps.artifacts import (
     CompiledModel,
     describe_replaced,
@@ -57,9 +55,6 @@ MODEL_NAMES: Mapping[ModuleKind, str] = {
     "published": "the one published before",
     "untuned": "the untuned one",
 }
-NOT_ONNX = "ONNX Runtime runs ONNX models only"
-GPU_NOT_TIMED = "ONNX Runtime is timed on CPUs only, and this device is a GPU"
-NOT_TIMED = "the model was not timed in ONNX Runtime"
 # A model is slower than another if its median is larger by this many standard errors, or by this fraction in
 # spite of any noise.
 MAX_STANDARD_ERRORS = 2.0
@@ -84,7 +79,7 @@ def run(context: Context, job: Job) -> None:
     PermanentError if no compiled model runs on the device.
     """
     with context.database.begin() as session:
-        runs = module_runs.of_job(session, job.id)
+        runs = onnx_runtime.without_first(module_runs.of_job(session, job.id))
         history = read_history(session, job.id, runs)
         if any(run.state != "done" for run in runs):
             waiting_messages.note_missing_device(session, job, context.now())
@@ -107,12 +102,13 @@ def run(context: Context, job: Job) -> None:
             if jobs.lock(session, job.id) is JobState.PUBLISHING:
                 message = f"{not_compiled}: timing the untuned one"
                 _request_timings(session, job, peers, message, context.now())
+                onnx_runtime.request_again(session, job.id)
     elif not _timed_together(runs):
         with context.database.begin() as session:
             if jobs.lock(session, job.id) is JobState.PUBLISHING:
                 module_runs.time_again(session, [run.id for run in runs if not run.failed])
     else:
-        verdict = judge([run for run in runs if run.kind != "onnxruntime"], not_compiled)
+        verdict = judge([run for run in runs if run.kind != onnx_runtime.KIND], not_compiled)
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
             uncompared = f"its outputs could not be compared ({history.uncompared})"
             verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
@@ -266,8 +262,8 @@ def _compile_next(
                     return True
                 blobs.put_file(session, artifact, sha, size)
                 now = context.now()
-                artifacts = peers | {"tuned": sha} | _onnx_runtime(session, job, runs, imported, device)
-                _request_timings(session, job, artifacts, "timing the compiled model", now)
+                _request_timings(session, job, peers | {"tuned": sha}, "timing the compiled model", now)
+                onnx_runtime.request_beside(session, job, runs, imported, device, now)
                 selection.store_timed(session, job.id, selected, sha, compares, now)
     tvmscripts.store_missing(context, job)
     return True
@@ -310,31 +306,6 @@ def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, s
         if _library_digest(context, sha) not in (tuned, _library_digest(context, _untuned_sha(job))):
             peers["published"] = sha
     return peers
-
-
-def _onnx_runtime(
-    session: Session, job: Job, runs: Sequence[StoredModuleRun], imported: ImportedModel, device: Device
-) -> dict[ModuleKind, str]:
-    """Return the model that was compiled, to be timed in ONNX Runtime beside the first library. If it can't
-    be timed, store the reason.
-    """
-    if runs:
-        return {}
-    if imported.is_onnx and device.gpu is None:
-        return {"onnxruntime": quantized_models.file_sha(session, job.request)}
-    note = NOT_ONNX if device.gpu is None else GPU_NOT_TIMED
-    jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))
-    return {}
-
-
-def _compare_with_onnx_runtime(runs: Sequence[StoredModuleRun], published: StoredModuleRun) -> OnnxRuntime:
-    """Compare the user's model in ONNX Runtime with the published model."""
-    peer = next((run for run in runs if run.kind == "onnxruntime"), None)
-    if peer is None:
-        return OnnxRuntime(note=NOT_TIMED)
-    if peer.failed:
-        return OnnxRuntime(peer.onnxruntime, note=f"{NOT_TIMED} ({failure_of(peer)})")
-    return OnnxRuntime(peer.onnxruntime, peer.run_s, _latency_s(peer) / _latency_s(published))
 
 
 def _untuned_sha(job: Job) -> str:
@@ -393,9 +364,9 @@ def _publish(
     outputs_unverified: str,
 ) -> None:
     """Sign and store the chosen artifact, which `timed` holds, with all timings, and end the job."""
-    working = [run for run in runs if run.kind != "onnxruntime" and not run.failed]
+    working = [run for run in runs if run.kind != onnx_runtime.KIND and not run.failed]
     slowest_first = sorted(working, key=_rank, reverse=True)
-    peer = job.onnxruntime or _compare_with_onnx_runtime(runs, verdict.run)
+    peer = onnx_runtime.compare(job, runs, verdict.run)
     secs = {run.kind: run.run_s for run in slowest_first}
     if verdict.run.kind == "published":
         # The earlier model becomes this job's tuned model, as if the search had found it.
@@ -418,7 +389,7 @@ def _publish(
             jobs.set_onnxruntime(session, job.id, peer)
             if verdict.run.footprint is not None:
                 jobs.set_footprint(session, job.id, verdict.run.footprint)
-            parts = [_describe_ratio(peer), verdict.message, describe_replaced(manifest), *notes]
+            parts = [onnx_runtime.describe(peer), verdict.message, describe_replaced(manifest), *notes]
             message = "; ".join(filter(None, parts))
             jobs.set_artifacts(session, job.id, tuned_sha=sha)
             now = context.now()
@@ -429,14 +400,6 @@ def _publish(
                 told |= {f"{kind}_latency_s": latencies.get(kind) for kind in MODEL_NAMES}
                 webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
     context.exhausted_at.pop(job.id, None)
-
-
-def _describe_ratio(timing: OnnxRuntime) -> str:
-    """Compare the published model with ONNX Runtime; "" if that wasn't timed."""
-    if timing.ratio is None:
-        return ""
-    peer = f"ONNX Runtime {timing.version} on this device ({latency_text(statistics.median(timing.run_s))})"
-    return f"{timing.ratio:.2f} times as fast as {peer}"
 
 
 def _describe_noise(run: StoredModuleRun) -> str:

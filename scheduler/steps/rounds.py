@@ -22,7 +22,7 @@ from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.planning.initial_programs import find_initial_programs
 from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
-from scheduler.steps import attempts, tvmscripts, waiting_messages
+from scheduler.steps import attempts, onnx_runtime, tvmscripts, waiting_messages
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
@@ -36,6 +36,7 @@ def run(context: Context, job: Job) -> None:
     """
     max_attempts = context.settings.max_failures
     with context.database.begin() as session:
+        onnx_runtime.store_first(session, job)
         group = Group.read(session, job)
         if group.planner is None or group.planner.id != job.id:
             if group.planner is not None:

@@ -160,10 +160,11 @@ class JobRequestBody(JobModelBody):
 
 
 class OnnxRuntimeBody(BaseModel):
-    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+    """The user's model in ONNX Runtime on the job's device, timed when the search begins, and again in turns
+    with the compiled models.
 
     `ratio` is its latency divided by the published model's: 1.31 means that the published model is 1.31 times
-    as fast. Where it was not timed, `note` says why.
+    as fast. It is null until then. Where ONNX Runtime was not timed, `note` says why.
     """
 
     version: str
@@ -202,8 +203,9 @@ class JobBody(BaseModel):
 
     `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted if nothing was
     left to try. `seconds_left` is an estimate, null while it is unknown. Jobs that share their trials are
-    listed in `members`, which is empty for a single job. `onnxruntime` is null until a model is published;
-    `footprint` is also null if an older worker timed it.
+    listed in `members`, which is empty for a single job. `onnxruntime` is null until the search has begun,
+    and its `ratio` until a model is published. `footprint` is null until then, and if an older worker timed
+    it.
     `published_before_s` are the repeats of the model's earlier artifact, timed in turns with the others.
     `artifact_version` counts the artifacts of the model on the device class. An inference job runs the
     artifact of the job `infers`. `tags` and `notes` are written by users.

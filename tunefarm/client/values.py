@@ -75,9 +75,11 @@ class JobRequest(JobOptions):
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """The user's model in ONNX Runtime on the job's device, timed in turns with the published model.
+    """The user's model in ONNX Runtime on the job's device, timed when the search begins, and again in turns
+    with the compiled models.
 
-    `ratio` is its latency divided by the published model's. Where it was not timed, `note` says why.
+    `ratio` is its latency divided by the published model's, None until then. Where it was not timed, `note`
+    says why.
     """
 
     version: str = ""
@@ -111,8 +113,8 @@ class Job(JobOptions):
     loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
     measured on the device. `tuned_interval_s` is the 95% confidence interval of the latter, None if there are
     too few repeats. The model's repeats differ so much in a `noisy` job that the device must have been
-    disturbed. `onnxruntime` is None until a model is published. An inference job runs
-    the artifact of the job `infers`. `tags` and `notes` are written by users.
+    disturbed. `onnxruntime` is None until the search has begun. An inference job runs the artifact of the job
+    `infers`. `tags` and `notes` are written by users.
     """
 
     id: str

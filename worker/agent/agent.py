@@ -556,6 +556,8 @@ class Agent:
                     return await self._executor.measure_onnx(path(run), limits, run.shapes)
                 return await self._executor.measure_module(path(run), limits, compare)
 
+            if [run.kind for run in runs] == ["onnxruntime"]:
+                return [await first(runs[0], ())]  # compared with nothing, so one turn is enough
             timed = await time_interleaved(runs, first, lambda run: measure(run, compare=False))
             return [
                 await self._measure_energy(path(run), measurement, limits)

@@ -45,6 +45,12 @@ export function subgraphs(tasks, trials = { task: [], latency_s: [] }) {
   return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.label.localeCompare(b.label));
 }
 
+// The network's latency in seconds with the best known programs; null until every subgraph is measured.
+export function network(tasks) {
+  const parts = subgraphs(tasks).filter((part) => part.best || part.tasks.some((task) => task.covered));
+  return parts.length && parts.every((part) => part.best) ? sum(parts.map((part) => part.network_s)) : null;
+}
+
 // The network's latency in the course of a job's trials:
 // steps       the first and the last trial, and each that made the network faster: columns trial (from 1),
 // at_s and network_s, the network's seconds, null until every subgraph is measured

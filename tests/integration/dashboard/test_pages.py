@@ -26,6 +26,7 @@ from records.access import AuditEntry, Token
 from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import inferences, jobs, outlines, quantized_models
+from records.jobs.jobs import OnnxRuntime
 from records.storage import blobs
 from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model

@@ -361,6 +361,21 @@ def test_the_users_model_is_timed_in_onnx_runtime_in_the_same_turns() -> None:
     with_fleet(work)
 
 
+def test_onnx_runtime_alone_is_timed_in_one_turn() -> None:
+    sha = hashlib.sha256(b"ok").hexdigest()
+
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs = {sha: b"ok"}
+        fleet.offer_modules(ModuleRun(1, "onnxruntime", sha, shapes='{"x": [1, 3]}'))
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 1)
+        timed = fleet.stored[1].measurement
+        assert isinstance(timed, Measurement)
+        assert len(timed.run_s) == 1
+
+    with_fleet(work)
+
+
 def test_a_models_energy_is_measured_where_the_machine_tells(tmp_path: Path) -> None:
     """The machine takes 100 W. Two calls take at least 0.1 s. A failure to measure it leaves the timing."""
     kinds: tuple[tuple[ModuleKind, str], ...] = (

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
+from sqlalchemy.orm import Session
 
+from compiler.children.models import ImportedModel
 from compiler.packaging.artifact import ArtifactError
+from core.device import Device
+from core.job import JobState
 from core.measurement import Footprint, Measurement, Outcome
-from records import devices
-from records.fleet.leases import WITHOUT_ONNX_RUNTIME
-from records.jobs import events
-from records.jobs.jobs import OnnxRuntime
-from scheduler.steps import publish
-from scheduler.steps.publish import GPU_NOT_TIMED, NOT_ONNX, NOT_TIMED, TIMED_AGAIN
+from records.fleet.leases import MAX_ATTEMPTS, WITHOUT_ONNX_RUNTIME
+from records.jobs import events, jobs
+from records.jobs.jobs import Job, OnnxRuntime
+from scheduler.steps import onnx_runtime
+from scheduler.steps.onnx_runtime import GPU_NOT_TIMED, NOT_ONNX, NOT_TIMED
+from scheduler.steps.publish import TIMED_AGAIN
 from tests.devices import GPU
 from tests.unit.scheduler.farm import TUNED, UNTUNED, FakeCompiler, Farm
 
@@ -48,6 +51,91 @@ def test_a_job_reports_its_speed_against_onnx_runtime_first(farm: Farm, onnx: Fa
 
 
 def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler) -> None:
+def test_onnx_runtime_is_timed_when_the_search_begins_and_again_at_its_end(
+    farm: Farm, onnx: FakeCompiler
+) -> None:
+    """The first timing comes before any trial, and is there while the search runs."""
+    farm.in_onnx_runtime = Measurement(Outcome.OK, (0.02,))
+    farm.submit()
+    farm.plug_in()
+    farm.sweep()
+    first = farm.work()
+    assert first is not None
+    assert ([run.kind for run in first.module_runs], first.trials) == (["onnxruntime"], ())
+    farm.drain()
+    job = farm.job()
+    assert (job.state, job.trials_done) == (JobState.TUNING, 0)
+    assert compared(farm) == ("1.31.1", (0.02,), None, "")
+    farm.in_onnx_runtime = Measurement(Outcome.OK, (0.0131,))
+    farm.finish()
+    assert compared(farm) == ("1.31.1", (0.0131,), pytest.approx(1.31), "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "error", "note"),
+    [
+        (True, "", WITHOUT_ONNX_RUNTIME),
+        (False, "no kernel for Celu(12)", f"{NOT_TIMED} (run_error: no kernel for Celu(12))"),
+    ],
+)
+def test_why_onnx_runtime_is_not_timed_is_known_while_the_search_runs(
+    farm: Farm, onnx: FakeCompiler, missing: bool, error: str, note: str
+) -> None:
+    farm.onnxruntime = "" if missing else "1.31.1"
+    farm.in_onnx_runtime = Measurement(Outcome.RUN_ERROR, error=error)
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    farm.sweep()
+    job = farm.job()
+    assert job.state is JobState.TUNING
+    assert job.onnxruntime is not None
+    assert note in job.onnxruntime.note
+
+
+def test_every_model_of_a_group_is_timed_in_onnx_runtime(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.submit()
+    with farm.database.begin() as session:
+        request = jobs.get(session, "job").request
+        jobs.create_group(session, "pair", [request, request], jobs.Submission(farm.now))
+        names = [one.id for one in jobs.group(session, jobs.get(session, "pair"))]
+    farm.plug_in()
+    for _ in range(4):
+        farm.tick()
+    assert all(farm.job(name).onnxruntime is not None for name in names)
+
+
+def test_without_a_search_onnx_runtime_is_timed_once(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.submit(trials=0)
+    farm.plug_in()
+    kinds = []
+    while not farm.job().state.finished:
+        farm.sweep()
+        if lease := farm.work():
+            kinds += [run.kind for run in lease.module_runs]
+        farm.drain()
+        farm.now += 5
+    assert sorted(kinds) == ["onnxruntime", "tuned", "untuned"]
+
+
+def test_a_first_timing_that_lost_devices_is_not_repeated(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.sweep()
+    for _ in range(MAX_ATTEMPTS):
+        lease = farm.lease()
+        assert lease is not None
+        assert [run.kind for run in lease.module_runs] == ["onnxruntime"]
+        farm.now += 100
+        farm.plug_in()
+        farm.sweep()
+    job = farm.finish()
+    assert job.onnxruntime is not None
+    assert job.onnxruntime.ratio is None
+    assert "device_lost" in job.onnxruntime.note
+    assert farm.published()[0] == TUNED
+
+
     farm.slowdowns = (*[1.0] * 6, *[1.5] * 5)
     farm.submit()
     farm.plug_in()
@@ -145,18 +233,26 @@ def test_models_of_other_formats_are_not_timed_in_onnx_runtime(farm: Farm, compi
     assert {run.kind for run in farm.runs()} == {"untuned", "tuned"}
 
 
-def test_a_model_that_does_not_compile_has_a_note(farm: Farm, onnx: FakeCompiler) -> None:
+def test_a_model_that_does_not_compile_is_compared_untuned(farm: Farm, onnx: FakeCompiler) -> None:
     farm.submit()
     farm.plug_in()
     onnx.build_error = ArtifactError("no linker")
-    assert farm.finish().onnxruntime == OnnxRuntime(note=NOT_TIMED)
+    farm.finish()
+    assert compared(farm) == ("1.31.1", (0.0131,) * 3, pytest.approx(0.0131 / 0.5), "")
+    assert len({run.lease_id for run in farm.runs()}) == 1, "timed in turns"
 
 
 def test_jobs_on_a_gpu_are_not_timed_in_onnx_runtime(
     farm: Farm, onnx: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_gpu = SimpleNamespace(get_class=lambda *args: replace(devices.get_class(*args), gpu=GPU.gpu))
-    monkeypatch.setattr(publish, "devices", of_gpu)
+    request = onnx_runtime.request
+
+    def of_gpu(session: Session, job: Job, imported: ImportedModel, device: Device, now: float) -> None:
+        request(session, job, imported, replace(device, gpu=GPU.gpu), now)
+
+    monkeypatch.setattr(onnx_runtime, "request", of_gpu)
     farm.submit()
     farm.plug_in()
+    farm.sweep()
+    assert farm.job().onnxruntime == OnnxRuntime(note=GPU_NOT_TIMED), "known at once"
     assert farm.finish().onnxruntime == OnnxRuntime(note=GPU_NOT_TIMED)

@@ -42,7 +42,7 @@ export function JobPage({ id, scopes }) {
   useTitle(job.value && `${job.value.model_name}, ${job.value.state}`);
   return html`<${Answer} answer=${job}>
     ${(value) => html`
-      <${Head} job=${value} scopes=${scopes} onChange=${job.refresh} />
+      <${Head} job=${value} tasks=${tasks.value?.items} scopes=${scopes} onChange=${job.refresh} />
       <${Answer} answer=${tasks}>
         ${(found) => html`<${Answer} answer=${trials}>
           ${(measured) => html`<${Details} job=${value} classes=${classes.value} tasks=${found.items} trials=${measured} />`}
@@ -52,10 +52,11 @@ export function JobPage({ id, scopes }) {
   <//>`;
 }
 
-function Head({ job, scopes, onChange }) {
+function Head({ job, tasks, scopes, onChange }) {
   const [again, setAgain] = useState(null);
   const left = job.seconds_left;
   const peer = job.onnxruntime;
+  const now = job.finished || !tasks ? null : network(tasks);
   const takes = job.footprint;
   const maySubmit = !isReport && (scopes.includes("submit") || scopes.includes("admin"));
   const took = job.started_at && (job.finished_at ?? Date.now() / 1e3) - job.started_at;
@@ -76,8 +77,10 @@ function Head({ job, scopes, onChange }) {
     ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
     <dl class="facts">
       ${peer?.ratio && html`<${Fact} name=${`times as fast as ONNX Runtime ${peer.version}`}><b class="gain">${peer.ratio.toPrecision(3)}×</b><//>`}
+      ${now && peer?.latency_s && !peer.ratio && html`<${Fact} name="times as fast as ONNX Runtime, estimated"><b class="gain">≈ ${(peer.latency_s / now).toPrecision(3)}×</b><//>`}
+      ${now && html`<${Fact} name="the network, estimated">${latency(now)}<//>`}
       <${Fact} name="tuned">${latency(job.tuned_latency_s)}<//>
-      ${peer?.ratio && html`<${Fact} name="ONNX Runtime">${latency(peer.latency_s)}<//>`}
+      ${peer?.latency_s && html`<${Fact} name="ONNX Runtime">${latency(peer.latency_s)}<//>`}
       <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
       <${Fact} name="times as fast as untuned"><${Gain} job=${job} /><//>
       ${takes && html`<${Fact} name="memory of the model">${bytes(takes.memory_bytes)}<//>
@@ -148,7 +151,7 @@ function Glance({ job, classes, parts, steps, trials }) {
   return html`<section class="card">
     <h2>At a glance</h2>
     <dl class="pairs">
-      ${!job.finished && html`<dt>How fast is it now?</dt><dd>${fastNow(steps)}</dd>`}
+      ${!job.finished && html`<dt>How fast is it now?</dt><dd>${fastNow(steps, job.onnxruntime)}</dd>`}
       <dt>Done improving?</dt><dd>${improving(job, found)}</dd>
       <dt>Where does the time go?</dt><dd>${timeGoes(parts)}</dd>
       <dt>Can I trust it?</dt><dd><${Trust} job=${job} /></dd>
@@ -158,10 +161,12 @@ function Glance({ job, classes, parts, steps, trials }) {
   </section>`;
 }
 
-function fastNow(steps) {
+function fastNow(steps, peer) {
   const known = steps.network_s.filter((secs) => secs !== null);
   if (!known.length) return "not every subgraph has been measured yet";
-  return `about ${latency(known.at(-1))} by an estimate, ${(known[0] / known.at(-1)).toPrecision(3)}× as fast as with the first programs`;
+  const now = known.at(-1);
+  const ratio = peer?.latency_s ? `, about ${(peer.latency_s / now).toPrecision(3)}× as fast as ONNX Runtime` : "";
+  return `about ${latency(now)} by an estimate, ${(known[0] / now).toPrecision(3)}× as fast as with the first programs${ratio}`;
 }
 
 function improving(job, found) {
