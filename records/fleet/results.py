@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import BindParameter, Double, Select, Update, and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from core.measurement import Built, Measurement, Outcome
+from core.measurement import Built, Measurement, Outcome, is_noisy
 from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
@@ -101,16 +101,18 @@ def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequen
 
 
 def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
-    """Prepend the earlier seconds of a program to results that measured it again. `repeats` are the ids of
-    their trials."""
+    """Prepend the earlier seconds of a program to results that measured it again, unless only the earlier
+    ones were disturbed. `repeats` are the ids of their trials.
+    """
     if not repeats:
         return
     earlier = {row.id: row.run_s for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
     for trial_id in repeats:
-        measurement = accepted.trials[trial_id]
-        if measurement.outcome is Outcome.OK:
+        measurement, before = accepted.trials[trial_id], earlier.get(trial_id, ())
+        was_disturbed = is_noisy(before) and not is_noisy(measurement.run_s)
+        if measurement.outcome is Outcome.OK and not was_disturbed:
             # Only the newest are kept, because the device may have changed since.
-            run_s = (*earlier.get(trial_id, ()), *measurement.run_s)[-MAX_REPEATS_KEPT:]
+            run_s = (*before, *measurement.run_s)[-MAX_REPEATS_KEPT:]
             accepted.trials[trial_id] = replace(measurement, run_s=run_s)
 
 

@@ -482,9 +482,12 @@ def drop_pending_work(session: Session, job_id: str) -> None:
     session.execute(runs)
 
 
-def drop_pending_trials(session: Session, job_id: str) -> int:
-    """Delete the job's pending trials; return their number. The caller holds the job's lock."""
-    dropped = changed(session, delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending"))
+def drop_pending_trials(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
+    """Delete the job's pending trials, or only those of programs that it hasn't measured yet. Return their
+    number. The caller holds the job's lock.
+    """
+    pending = delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending")
+    dropped = changed(session, pending.where(TrialRow.repeat == 0) if keep_repeats else pending)
     if dropped:
         count(session, job_id, issued=-dropped)
     return dropped

@@ -208,6 +208,12 @@ def for_task(session: Session, task_id: int) -> list[Trial]:
     return [trial_of(row) for row in rows]
 
 
+def last_repeat(session: Session, task_id: int, trace: str) -> int:
+    """Return how often the task's job has measured a trace again; 0 if never."""
+    same = (TrialRow.task_id == task_id, TrialRow.trace_sha == digest(trace))
+    return session.scalar(select(func.max(TrialRow.repeat)).where(*same)) or 0
+
+
 def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
     """Return the job's trials that are done, in the order in which they ended."""
     # Written with the columns of the index ix_trials_done, which covers the query. With the ORM's columns it
@@ -244,10 +250,12 @@ def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
     return [Failures(Outcome(row[0]), row[1], row[2]) for row in session.execute(grouped.limit(limit))]
 
 
-def drop_pending(session: Session, job_id: str) -> int:
-    """Delete the job's pending trials, for example when its time is up. Return their number."""
+def drop_pending(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
+    """Delete the job's pending trials, for example when its time is up, or only those of programs that it
+    hasn't measured yet. Return their number.
+    """
     lock_job(session, job_id)
-    return jobs.drop_pending_trials(session, job_id)
+    return jobs.drop_pending_trials(session, job_id, keep_repeats=keep_repeats)
 
 
 def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:

@@ -178,7 +178,7 @@ def plan_batch(
 ) -> list[NewTrial]:
     """Return up to `trials` trials, at most `trials_per_pick` for each pick of the allocator, which picks a
     random task with probability `epsilon`. There are fewer if the spaces are exhausted. Some trials remeasure
-    possibly fastest traces, more of them in the last batch.
+    possibly fastest traces, more of them in the last batch, and every fastest trace that was disturbed.
     """
     batch: list[NewTrial] = []
     while len(batch) < trials:
@@ -189,6 +189,7 @@ def plan_batch(
         if not shares:
             break
         for index, share in shares.items():
-            repeats = rounds[index].remeasure(remeasurement_count(share, rng, is_last=is_last))
+            count = remeasurement_count(share, rng, is_last=is_last)
+            repeats = rounds[index].remeasure(max(count, rounds[index].history.doubtful is not None))
             batch += repeats + rounds[index].explore(model, rng, share - len(repeats))
     return batch

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from core.measurement import Outcome
+from core.measurement import Outcome, is_noisy
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
 from scheduler.spaces import SearchSpace
 from search.allocate import TaskProgress
 from search.programs.program import Program
-from search.remeasurement import MeasuredProgram, select_for_remeasurement
+from search.remeasurement import MAX_MEASUREMENTS, MeasuredProgram, select_for_remeasurement
 
 
 @dataclass(frozen=True)
 class MeasuredTrace:
     """A trace and the median seconds of all its measurements, inf if it failed. `program_json` is the stored
     program; `program` is None if the stored program isn't in the space. The job has remeasured the trace
-    `repeat` times.
+    `repeat` times. `disturbed`: its repeats differ so much that the device must have been disturbed.
     """
 
     trace: str
@@ -30,6 +30,12 @@ class MeasuredTrace:
     program: Program | None
     seconds: float
     repeat: int = 0
+    disturbed: bool = False
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it has to be measured again before it counts as the best."""
+        return self.disturbed and self.repeat + 1 < MAX_MEASUREMENTS
 
 
 @dataclass(frozen=True)
@@ -57,15 +63,19 @@ class TaskHistory:
         for record in earlier:
             program = space.program(record.trace, record.program)
             seconds = _seconds(record.outcome, record.latency_s)
-            found[record.trace] = MeasuredTrace(record.trace, record.program, program, seconds)
+            found[record.trace] = MeasuredTrace(
+                record.trace, record.program, program, seconds, disturbed=is_noisy(record.run_s)
+            )
         for trial in done:
             seconds = _seconds(trial.outcome, trial.latency_s)
-            before = found.get(trial.trace)
+            disturbed, before = is_noisy(trial.run_s), found.get(trial.trace)
             if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
                 # It ran before, so only a wrong result invalidates the earlier measurements.
-                seconds = before.seconds
+                seconds, disturbed = before.seconds, before.disturbed
             program = space.program(trial.trace, trial.program)
-            found[trial.trace] = MeasuredTrace(trial.trace, trial.program, program, seconds, trial.repeat)
+            found[trial.trace] = MeasuredTrace(
+                trial.trace, trial.program, program, seconds, trial.repeat, disturbed
+            )
         traces = [record.trace for record in earlier] + [trial.trace for trial in done]
         waiting = [trial for trial in trials if trial.state != "done"]
         programs = [space.program(trial.trace, trial.program) for trial in waiting]
@@ -94,11 +104,21 @@ class TaskHistory:
         programs = self.open_programs if program is None else self.open_programs | {program}
         return replace(self, open_programs=programs, open_traces=(*self.open_traces, trace))
 
+    @property
+    def doubtful(self) -> MeasuredTrace | None:
+        """The fastest trace, if it has to be measured again and isn't being measured."""
+        fastest = min(self.measured, key=lambda one: one.seconds, default=None)
+        is_open = fastest is not None and fastest.trace in self.open_traces
+        return fastest if fastest is not None and fastest.is_doubtful and not is_open else None
+
     def to_remeasure(self, count: int) -> list[MeasuredTrace]:
-        """Return up to `count` traces that may be the fastest but have too few measurements to tell."""
-        idle = [one for one in self.measured if one.trace not in self.open_traces]
+        """Return up to `count` traces that may be the fastest but have too few measurements to tell. A
+        doubtful one is first.
+        """
+        first = [self.doubtful] if count and self.doubtful is not None else []
+        idle = [one for one in self.measured if one.trace not in self.open_traces and one not in first]
         timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
-        return [idle[number] for number in select_for_remeasurement(timed, count)]
+        return first + [idle[number] for number in select_for_remeasurement(timed, count - len(first))]
 
     def progress(self, task: Task, space: SearchSpace, weight: float) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))

@@ -62,6 +62,8 @@ MAX_SLOWER = 0.02
 # A model is timed again if its latency and the sum of its kernels' latencies differ by more than this factor.
 # A difference below MIN_GAP_S doesn't count: calling kernels takes longer than the kernels of tiny models.
 MAX_GAP, MIN_GAP_S = 1.25, 1e-4
+# A larger share of a latency isn't given in percent.
+MAX_PERCENT = 2.0
 # The kind of the event that says why all models are timed again. Each job does this once.
 TIMED_AGAIN = "timed_again"
 
@@ -417,7 +419,8 @@ def _describe_gap(run: StoredModuleRun, kernels_s: float | None) -> str:
     if kernels_s is None or abs(_latency_s(run) - kernels_s) < MIN_GAP_S:
         return ""
     share = kernels_s / _latency_s(run)
-    text = f"its kernels, timed one by one, add up to {latency_text(kernels_s)} ({share:.0%})"
+    text = f"its kernels, timed one by one, add up to {latency_text(kernels_s)}"
+    text += f" ({share:.0%})" if share <= MAX_PERCENT else f", {share:.1f} times as long"
     if share * MAX_GAP < 1:
         return (
             f"{text}: in the model, they find less of their data in the caches, or the device was disturbed"

@@ -16,7 +16,7 @@ from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial, NewTrial
 from scheduler.context import Context
-from scheduler.planning import forecast
+from scheduler.planning import disturbed, forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_rounds
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
@@ -89,7 +89,7 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     reached = _reached(session, group, context.now())
     if reached is not None:
         for job in group.tuning:
-            trials.drop_pending(session, job.id)
+            trials.drop_pending(session, job.id, keep_repeats=reached is not EndReason.MINUTES)
         return RoundPlan(trials=0, issuable=0, reached=reached)
     settings = context.settings
     budget = read_remaining(session, group)
@@ -239,9 +239,22 @@ def _expected_end(session: Session, group: Group, now: float) -> float | None:
     return None if left is None else now + left + PUBLISHING_RATIO * importing_s
 
 
+def _measure_disturbed(session: Session, context: Context, group: Group) -> int:
+    """Measure the best schedules again whose measurement was disturbed; return their number."""
+    planner, again = group.tuning[0], disturbed.trials_of_disturbed(session, group)
+    issued = _issue(session, context, group, again) if again else 0
+    if issued:
+        message = f"measuring {issued} schedule{'s'[: issued > 1]} again: the device was disturbed before"
+        events.append(session, planner.id, disturbed.MEASURED_AGAIN, {"message": message}, context.now())
+        for job in group.tuning:
+            jobs.set_message(session, job.id, message)
+    return issued
+
+
 def _end_tuning_if_idle(session: Session, context: Context, planner: Job, reached: EndReason | None) -> bool:
-    """End the tuning unless trials are being measured or fallback schedules still have to be. Return whether
-    it ended."""
+    """End the tuning unless trials are being measured, or fallback schedules or disturbed ones have to be.
+    Return whether it ended.
+    """
     jobs.lock(session, planner.id)
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
@@ -255,6 +268,8 @@ def _end_tuning_if_idle(session: Session, context: Context, planner: Job, reache
         device = devices.get_class(session, planner.device_class)
         if _issue(session, context, group, fallback_trials(session, device, budget.failed)):
             return False
+    if reached is not EndReason.MINUTES and _measure_disturbed(session, context, group):
+        return False
     reason = reached or (EndReason.EXHAUSTED if budget.trials else EndReason.TRIALS)
     for job in group.tuning:
         asked = reason if job.request.budget.trials else None

@@ -350,6 +350,9 @@ class TuneResult:
         parts = self.job.message.split("; ")
         return "; ".join(
             part for part in parts if part != self._comparison and re.fullmatch(gain, part) is None
+        if share > 2:
+            cause = "in the model, weights stay in the caches, or the device was disturbed before"
+            return f"{latency_text(secs)}   {share:.1f} times as long, timed one by one: {cause}"
         )
 
     @property

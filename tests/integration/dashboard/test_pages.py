@@ -121,6 +121,31 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     expect(row).to_contain_text("240 µs")
 
 
+def test_a_running_job_is_compared_with_onnx_runtime_by_an_estimate(page: Page, site: Service) -> None:
+    with site.database.begin() as session:
+        jobs.set_onnxruntime(session, "job-running", OnnxRuntime("1.31.1", (0.0061, 0.0060, 0.0062)))
+    open_page(page, site, "#/jobs/job-running")
+    facts = page.locator("dl.facts > div")
+    expect(facts.first).to_have_text(re.compile(r"^≈ [12]\.\d+×times as fast as ONNX Runtime, estimated$"))
+    expect(facts.filter(has_text="6.1 msONNX Runtime")).to_have_count(1)
+    expect(page.locator("dl.pairs").first).to_contain_text(
+        re.compile(r", about [12]\.\d+× as fast as ONNX Runtime")
+    )
+
+
+def test_a_gain_beyond_sense_is_no_percentage(page: Page, site: Service) -> None:
+    """The only trial of a subgraph was disturbed, until the last quarter of the trials measured another."""
+    found = site.http.get("/v1/jobs/job-done/trials").json()
+    first = {task: index for index, task in reversed(list(enumerate(found["task"])))}
+    slow = [1000 * secs if secs and index < 500 else secs for index, secs in enumerate(found["latency_s"])]
+    assert len(first) > 3
+    page.route("**/v1/jobs/job-done/trials", lambda route: route.fulfill(json={**found, "latency_s": slow}))
+    open_page(page, site, "#/jobs/job-done")
+    glance = page.locator("dl.pairs").first
+    expect(glance).to_contain_text("× as fast, perhaps because an earlier measurement was disturbed")
+    expect(glance).not_to_contain_text(re.compile(r"\d{3,}\.\d%"))
+
+
 def test_the_filter_of_jobs_is_part_of_the_url(page: Page, site: Service) -> None:
     open_page(page, site)
     words = page.get_by_role("searchbox", name="Search")

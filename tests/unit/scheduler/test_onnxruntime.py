@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import count
 
@@ -50,7 +51,6 @@ def test_a_job_reports_its_speed_against_onnx_runtime_first(farm: Farm, onnx: Fa
     assert len({run.lease_id for run in runs.values()}) == 1, "timed in turns"
 
 
-def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler) -> None:
 def test_onnx_runtime_is_timed_when_the_search_begins_and_again_at_its_end(
     farm: Farm, onnx: FakeCompiler
 ) -> None:
@@ -136,6 +136,7 @@ def test_a_first_timing_that_lost_devices_is_not_repeated(farm: Farm, onnx: Fake
     assert farm.published()[0] == TUNED
 
 
+def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler) -> None:
     farm.slowdowns = (*[1.0] * 6, *[1.5] * 5)
     farm.submit()
     farm.plug_in()
@@ -162,6 +163,15 @@ def test_a_model_that_differs_from_its_kernels_is_timed_again_once(
         (event,) = events.of_kinds(session, "job", [TIMED_AGAIN])
     assert event.data["message"].startswith("timing the compiled model again: its kernels")
     assert len({run.lease_id for run in farm.runs()}) == 1, "timed together, in turns"
+
+
+def test_a_share_beyond_sense_is_no_percentage(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.latency_s = {UNTUNED: 0.5, TUNED: 1e-4}
+    farm.submit()
+    farm.plug_in()
+    message = farm.finish().message
+    assert re.search(r" add up to 9\.\d+ ms, 9\d\.\d times as long: in the model, weights stay", message)
+    assert not re.search(r"\d{3,}%", message)
 
 
 def test_a_model_whose_second_timing_agrees_is_published_without_a_doubt(

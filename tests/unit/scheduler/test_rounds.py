@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
+from sqlalchemy import update
 
 from compiler.lowering.trace import LoweringError, lower
-from core.job import JobState
+from core.job import Budget, EndReason, JobState
 from core.measurement import Measurement, Outcome
 from records.jobs import jobs, trials
 from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
+from records.storage.tables import RecordRow
 from scheduler.learning.training import TrainedModel
 from scheduler.planning import batch
 from scheduler.planning.job_snapshot import read_snapshot
@@ -27,6 +29,7 @@ from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext, propose
 from search.programs.annotate import sample
 from search.programs.program import Program
+from search.remeasurement import MAX_MEASUREMENTS
 from tests.devices import GPU
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, measure, search_quickly
 
@@ -378,6 +381,90 @@ class TestRemeasurement:
     def _gathered(self, farm: Farm, *tried: Trial) -> TaskHistory:
         [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()
         return TaskHistory.gather(space, [], tried)
+
+
+class TestDisturbedMeasurements:
+    """A measurement whose repeats spread too much isn't the last word on the best program."""
+
+    @pytest.fixture
+    def disturbed(self, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+        """The number of a program's next measurements that are disturbed, by its trace."""
+        left: Counter[str] = Counter()
+
+        def measured(trial: Trial) -> Measurement:
+            usual = measure(trial)
+            if not left[trial.trace] or usual.outcome is not Outcome.OK:
+                return usual
+            left[trial.trace] -= 1
+            secs = usual.latency_s
+            return Measurement(Outcome.OK, (secs, 160 * secs, 200 * secs))
+
+        monkeypatch.setattr("tests.unit.scheduler.farm.measure", measured)
+        return left
+
+    def test_the_best_program_is_measured_again_whatever_the_budget(
+        self, farm: Farm, disturbed: Counter[str]
+    ) -> None:
+        farm.restart(trials_per_pick=1)
+        begin(farm, trials=2)
+        disturbed.update(trial.trace for trial in farm.trials())
+        job = farm.finish()
+        good = [trial for trial in farm.trials() if trial.run_s]
+        again = [trial for trial in good if trial.repeat]
+        assert {trial.workload_hash for trial in again} == {trial.workload_hash for trial in good}
+        assert all(task.best_s is None or task.best_s < 3e-3 for task in farm.tasks())
+        assert all(len(trial.run_s) == 1 for trial in again), "without the disturbed repeats"
+        assert job.trials_done == 2 + len(again)
+
+    def test_a_known_program_is_measured_again_without_a_search(
+        self, farm: Farm, disturbed: Counter[str]
+    ) -> None:
+        farm.submit(trials=2)
+        farm.plug_in()
+        farm.finish()
+        with farm.database.begin() as session:
+            slow = update(RecordRow).values(latency_s=0.4, run_s=[2e-3, 0.4, 0.5])
+            session.execute(slow.where(RecordRow.latency_s.is_not(None)))
+        farm.submit("again", trials=0)
+        farm.finish("again")
+        measured = [trial for trial in farm.trials("again") if trial.run_s]
+        assert measured
+        assert {trial.repeat for trial in measured} == {1}
+        assert all(task.best_s is None or task.best_s < 3e-3 for task in farm.tasks("again"))
+
+    def test_a_device_that_is_always_disturbed_does_not_hold_a_job(
+        self, farm: Farm, disturbed: Counter[str]
+    ) -> None:
+        begin(farm, trials=2)
+        disturbed.update({trial.trace: 100 for trial in farm.trials()})
+        farm.finish()
+        assert max(trial.repeat for trial in farm.trials()) == MAX_MEASUREMENTS - 1
+
+    def test_a_reached_latency_does_not_prevent_it(self, farm: Farm, disturbed: Counter[str]) -> None:
+        begin(farm, budget=Budget(100, latency_s=10.0))
+        disturbed.update(trial.trace for trial in farm.trials())
+        job = farm.finish()
+        assert job.end_reason is EndReason.LATENCY
+        assert {trial.repeat for trial in farm.trials()} == {0, 1}
+        assert all(task.best_s is None or task.best_s < 3e-3 for task in farm.tasks())
+
+    def test_the_best_program_is_in_the_next_batch(self, farm: Farm) -> None:
+        begin(farm)
+        [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
+        trial = replace(first, state="done", outcome=Outcome.OK, run_s=(2e-3, 0.3, 0.4))
+        [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()
+        faster = replace(trial, id=trial.id + 1, trace="faster", run_s=(1e-3,) * 3)
+
+        def doubtful(*tried: Trial) -> str | None:
+            found = TaskHistory.gather(space, [], tried).doubtful
+            return None if found is None else found.trace
+
+        assert doubtful(trial) == trial.trace
+        assert doubtful(trial, faster) is None, "only the best matters"
+        assert doubtful(trial, replace(trial, id=9, repeat=1, state="leased", outcome=None, run_s=())) is None
+        assert doubtful(trial, replace(trial, id=9, repeat=MAX_MEASUREMENTS - 1)) is None, "often enough"
+        [chosen, *_] = TaskHistory.gather(space, [], [trial]).to_remeasure(1)
+        assert chosen.trace == trial.trace
 
 
 def test_every_batch_ends_a_round(farm: Farm) -> None:

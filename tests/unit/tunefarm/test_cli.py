@@ -23,9 +23,11 @@ from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
 from tests.onnx_models import masked_attention
 from tests.unit.tunefarm.fake_service import MESSAGE, WORKER, FakeService, serving
+from tests.unit.tunefarm.samples import job, task
 from tunefarm.cli import completion, live
 from tunefarm.cli import tune as cli_tune
 from tunefarm.cli.app import app, run
+from tunefarm.cli.tune import TuneResult
 from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass
 from tunefarm.embedded.service import Service
@@ -188,6 +190,17 @@ def test_tune_says_how_to_see_the_page_of_a_service_that_ends(
 
 
 def test_each_target_gets_a_job_and_a_folder(
+def test_kernels_that_take_many_times_as_long_are_no_percentage() -> None:
+    tasks = [task("conv1", weight=2, best_s=0.003)]
+    done = job(state=JobState.DONE, tuned_latency_s=37e-6, untuned_latency_s=1e-3)
+    console = Console(file=io.StringIO(), width=200)
+    TuneResult(done, tasks, Path("net-tuned"), Path("net.onnx")).print(console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "6 ms   162.2 times as long, timed one by one: in the model, weights stay" in text
+    assert "16216%" not in text
+
+
     fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--server", fake.url, "--target", "pi", "--target", "Jetson Orin"]

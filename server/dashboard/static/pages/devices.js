@@ -9,6 +9,8 @@ import { machineLimits } from "tunefarm/series.js";
 
 // The most minutes of a reservation: a week.
 const MAX_RESERVATION = 10080;
+// A larger spread is a sign of disturbances, as for the service.
+const NOISY = 0.25;
 
 export function DevicesPage({ scopes, who }) {
   const workers = useAnswer("v1/workers", 3);
@@ -111,7 +113,7 @@ function Worker({ worker, isAdmin, holders, onChange }) {
       <dd>${worker.role === "build" ? worker.builds_for.join(", ") || "nothing yet" : worker.device_name ?? "not known yet"}${worker.cores && `, ${plural(worker.cores, "core")}`}</dd>
       <dt>Trials</dt><dd>${digits(worker.trials_done)}, ${digits(worker.trials_per_minute)} a minute${worker.trial_s !== null && `, ${latency(worker.trial_s)} each`}</dd>
       <dt>Failures</dt><dd>${digits(worker.failures)}${kinds.length > 0 && html` <span class="muted">(${kinds.join(", ")})</span>`}</dd>
-      <dt>Noise</dt><dd>${noise === null ? "not known yet" : html`${percent(noise)} <span class="muted">spread of a trial's repeats</span>`}</dd>
+      <dt>Noise</dt><dd>${noise === null ? "not known yet" : html`${percent(noise)} <span class="muted">spread of a trial's repeats${noise > NOISY && ", so something disturbs the device"}</span>`}</dd>
       <dt>Temperature</dt><dd>${worker.temperature_c === null ? "not measured" : `${digits(worker.temperature_c)} °C`}</dd>
       <dt>Load</dt><dd>${worker.load === null ? "–" : digits(worker.load)}${worker.memory_free_bytes !== null && `, ${bytes(worker.memory_free_bytes)} of memory free`}</dd>
       <dt>Seen</dt><dd>${ago(worker.last_seen_at)} <span class="muted">tunefarm ${worker.tunefarm_version || "?"}, TVM ${worker.tvm_version || "?"}${worker.driver && `, NVIDIA's driver ${worker.driver}`}</span></dd>

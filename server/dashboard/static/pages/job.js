@@ -171,7 +171,8 @@ function fastNow(steps, peer) {
 
 function improving(job, found) {
   if (found === null) return job.finished ? "there were too few trials to tell" : "too early to tell";
-  const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${(100 * found.gain).toFixed(1)}% faster`;
+  const much = found.gain < 1 ? `${(100 * found.gain).toFixed(1)}% faster` : `${(1 + found.gain).toPrecision(3)}× as fast, perhaps because an earlier measurement was disturbed`;
+  const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${much}`;
   if (found.gain < DONE_BELOW) return `Yes: ${lately}.`;
   return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${plural(found.since, "trial")} ago.`;
 }

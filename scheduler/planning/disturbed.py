@@ -1,0 +1,36 @@
+"""A schedule whose measurement was disturbed is measured again before a model is compiled with it."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from core.measurement import is_noisy
+from records.jobs import events, trials
+from records.jobs.trials import NewTrial
+from records.schedules import schedules
+from scheduler.planning.group import Group
+from search.remeasurement import MAX_MEASUREMENTS
+
+# The kind of the event that says that schedules are measured again after the search. A job does this at most
+# MAX_TIMES times, whatever its budget.
+MEASURED_AGAIN = "measured_again"
+MAX_TIMES = 3
+
+
+def trials_of_disturbed(session: Session, group: Group) -> list[NewTrial]:
+    """Return a trial of the best schedule of each task whose repeats differ so much that the device must have
+    been disturbed. Schedules that the job has measured often enough are left out.
+    """
+    job = (group.tuning or group.jobs)[0]
+    if len(events.of_kinds(session, job.id, [MEASURED_AGAIN])) >= MAX_TIMES or job.device_class is None:
+        return []
+    tasks = {task.workload_hash: task for task in group.tasks}
+    found = []
+    for name, record in schedules.best_many(session, tasks, job.device_class).items():
+        if record.source != "trial" or not is_noisy(record.run_s):
+            continue
+        repeat = trials.last_repeat(session, tasks[name].id, record.trace) + 1
+        if repeat < MAX_MEASUREMENTS:
+            program, seconds = record.program, record.latency_s or 0.0
+            found.append(NewTrial(tasks[name].id, name, program, record.trace, seconds, repeat))
+    return found
