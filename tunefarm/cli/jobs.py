@@ -19,6 +19,7 @@ from core.exit_code import ExitCode
 from system.command import CommandError
 from system.new_file import new_file
 from tunefarm.cli.completion import job_ids
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.live import IsLive, show_live
 from tunefarm.cli.options import (
@@ -33,9 +34,19 @@ from tunefarm.cli.options import (
     print_plain,
     stdout,
 )
-from tunefarm.cli.progress import display, footprint_text, task_table
+from tunefarm.cli.progress import display, footprint_text, live_task_table, task_table
 from tunefarm.cli.remarks import remarks
 from tunefarm.client.values import Job
+
+COLUMNS = (
+    Column("job", rank=3, text=True),
+    Column("model", text=True),
+    Column("state", text=True),
+    Column.number("trials", rank=1),
+    Column.number("untuned", rank=2),
+    Column.number("tuned"),
+    Column("created", rank=4),
+)
 
 
 def jobs(
@@ -56,10 +67,10 @@ def jobs(
         client = service.client
         job = None if job is None else client.job_id(job)
         if live and job is None:
-            show_live(lambda: _table(list(islice(client.jobs(), limit))))
+            show_live(lambda: _live_table(list(islice(client.jobs(), limit))))
             return
         if live and job is not None:
-            show_live(lambda: Group(_table([client.job(job)]), task_table(client.tasks(job))))
+            show_live(lambda: Group(_live_table([client.job(job)]), live_task_table(client.tasks(job))))
             return
         if job is None:
             listed, tasks = list(islice(service.client.jobs(), limit)), None
@@ -147,16 +158,25 @@ def delete(
 
 
 def _table(listed: Sequence[Job]) -> Table:
-    table = Table("job", "model", "state", "trials", "untuned", "tuned", "created", box=None, pad_edge=False)
+    """Return a table of jobs that may wrap its cells."""
+    table = Table(*(column.title for column in COLUMNS), box=None, pad_edge=False)
     for job in listed:
-        cells = (
-            job.id,
-            job.model_name,
-            job.state,
-            job.trials_text,
-            latency_text(job.untuned_latency_s),
-            latency_text(job.tuned_latency_s),
-            datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds"),
-        )
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(escape, _cells(job)))
     return table
+
+
+def _live_table(listed: Sequence[Job]) -> FittedTable:
+    """Return a table of jobs for a live display."""
+    return FittedTable(COLUMNS, [_cells(job) for job in listed])
+
+
+def _cells(job: Job) -> tuple[str, ...]:
+    return (
+        job.id,
+        job.model_name,
+        job.state,
+        job.trials_text,
+        latency_text(job.untuned_latency_s),
+        latency_text(job.tuned_latency_s),
+        datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds"),
+    )

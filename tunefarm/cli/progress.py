@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -21,12 +22,23 @@ from core.durations import duration_text, latency_text
 from core.job import MAX_TRIALS, JobState
 from core.model_latency import fastest_tasks, network_s
 from core.quantization import Quantization
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.client.values import Footprint, Job, Task
 
 RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
-ROWS_BESIDE_TASKS = 8
+# The lines of a live display besides its text and the tasks: the bar, the table's title and end, and room.
+OTHER_ROWS = 6
+SEPARATOR = " · "
 ROWS_OF_LAYERS = 10
+LIVE_COLUMNS = (
+    Column("task", text=True),
+    Column.number("times", rank=2),
+    Column.number("trials", rank=1),
+    Column("best", text=True, justify="right"),
+    Column.number("of network"),
+    Column("verdict", rank=3, text=True),
+)
 
 
 @dataclass
@@ -77,8 +89,13 @@ class JobProgress:
 
     @property
     def headline(self) -> str:
-        """The job's state in one line that fits 80 columns for most names of models."""
-        job = self.job
+        """The job's state in one line."""
+        return SEPARATOR.join(self.parts)
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the headline."""
+        job, peer = self.job, self.job.onnxruntime
         parts = [f"{job.model_name}: {job.state}"]
         if job.state is JobState.TUNING:
             parts.append(f"{job.trials_text} trials")
@@ -87,10 +104,12 @@ class JobProgress:
             best_s, left_s = network_s(self.tasks), job.seconds_left
             best = "no latency yet" if best_s is None else f"{latency_text(best_s)} (estimate)"
             parts.append(best)
+            if best_s is not None and peer is not None and peer.latency_s is not None:
+                parts.append(f"about {peer.latency_s / best_s:.2f} times as fast as ONNX Runtime")
             parts.append("time left unknown" if left_s is None else f"{duration_text(left_s)} left")
-        if job.onnxruntime is not None and job.onnxruntime.ratio is not None:
-            parts.append(f"{job.onnxruntime.ratio:.2f} times as fast as ONNX Runtime")
-        return " · ".join(parts)
+        elif peer is not None and peer.ratio is not None:
+            parts.append(f"{peer.ratio:.2f} times as fast as ONNX Runtime")
+        return parts
 
     @property
     def message(self) -> str:
@@ -135,8 +154,7 @@ class LiveJobDisplay:
     live: Live
 
     def show(self, progress: JobProgress) -> None:
-        rows = max(3, self.live.console.height - ROWS_BESIDE_TASKS)
-        self.live.update(render(progress, rows))
+        self.live.update(render(progress, *self.live.console.size))
 
 
 @contextlib.contextmanager
@@ -151,14 +169,27 @@ def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
             yield LiveJobDisplay(live)
 
 
-def render(progress: JobProgress, rows: int) -> Group:
-    """Return the content of the live display: lines that are cut at the terminal's width, and a table of
-    `rows` tasks."""
+def render(progress: JobProgress, width: int, height: int) -> Group:
+    """Return the content of the live display, which fits a terminal of this size."""
     job = progress.job
     whole = None if job.trials == MAX_TRIALS else max(1, job.trials)
     # The padding ends the bar's line.
-    bar = Padding(ProgressBar(total=whole, completed=job.trials_done, width=40), 0)
-    return Group(_line(progress.headline), _line(progress.message), bar, task_table(progress.tasks, rows))
+    bar = Padding(ProgressBar(total=whole, completed=job.trials_done, width=min(width, 40)), 0)
+    lines = [_line(text) for text in (*_filled(progress.parts, width), progress.message)]
+    rows = max(3, height - OTHER_ROWS - len(lines))
+    return Group(*lines, bar, live_task_table(progress.tasks, rows))
+
+
+def _filled(parts: Sequence[str], width: int) -> list[str]:
+    """Return lines with as many parts each as fit the width."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        joined = f"{lines[-1]}{SEPARATOR}{part}"
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
 
 
 def _line(text: str) -> Text:
@@ -166,31 +197,39 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
+def live_task_table(tasks: Sequence[Task], rows: int | None = None) -> FittedTable:
+    """Return a table as `task_table` does for a live display, of the costliest tasks, at most `rows`."""
+    shown = by_time(tasks)[:rows]
+    lines = [(task.label, str(task.weight), *_cells(task, tasks), task.verdict) for task in shown]
+    if len(shown) < len(tasks):
+        lines.append((f"and {len(tasks) - len(shown)} more", "", "", "", "", ""))
+    return FittedTable(LIVE_COLUMNS, lines)
+
+
+def task_table(tasks: Sequence[Task]) -> Table:
     """Return a row for each task: its occurrences, trials, best latency, share of the network's time, and how
-    close it is to the device's limits. Each of a number of `rows` takes one line.
+    close it is to the device's limits.
     """
     table = Table(box=None, pad_edge=False)
     for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
         table.add_column(name, justify=justify, no_wrap=name == "times")  # type: ignore[arg-type]
     table.add_column("of network", justify="right")
     table.add_column("verdict")
-    shown = by_time(tasks)[:rows]
-    for task in shown:
-        fraction = share(task, tasks)
-        best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
-        why = "" if task.covered else f"fallback: {escape(task.reason)}"
-        table.add_row(
-            escape(task.label) if rows is None else _line(task.label),
-            str(task.weight),
-            str(task.trials) if task.covered else "",
-            " ".join(filter(None, (best, why))),
-            "" if fraction is None else f"{fraction:.0%}",
-            task.verdict if rows is None else _line(task.verdict),
-        )
-    if len(shown) < len(tasks):
-        table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")
+    for task in by_time(tasks):
+        table.add_row(escape(task.label), str(task.weight), *map(escape, _cells(task, tasks)), task.verdict)
     return table
+
+
+def _cells(task: Task, tasks: Sequence[Task]) -> tuple[str, str, str]:
+    """Return a task's trials, its best latency or why it has none, and its share of the network's time."""
+    fraction = share(task, tasks)
+    best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
+    why = "" if task.covered else f"fallback: {task.reason}"
+    return (
+        str(task.trials) if task.covered else "",
+        " ".join(filter(None, (best, why))),
+        "" if fraction is None else f"{fraction:.0%}",
+    )
 
 
 def footprint_text(footprint: Footprint | None) -> str:

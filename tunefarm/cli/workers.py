@@ -14,6 +14,7 @@ from core.durations import duration_text
 from core.exit_code import ExitCode
 from system.command import CommandError
 from tunefarm.cli.completion import worker_names
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.live import IsLive, show_live
 from tunefarm.cli.options import (
     AsJson,
@@ -33,6 +34,21 @@ app = typer.Typer(
     help="List workers; drain, resume, evict, update or reserve one.",
     rich_markup_mode=None,
     invoke_without_command=True,
+)
+
+COLUMNS = (
+    Column("name", text=True),
+    Column("state"),
+    Column("device", rank=3, text=True),
+    Column("class", rank=8),
+    Column.number("cores", rank=7),
+    Column.number("load", rank=6),
+    Column.number("temp", rank=5),
+    Column.number("trials/min", rank=1),
+    Column.number("trials", rank=4),
+    Column("failed", rank=9, text=True),
+    Column("seen", rank=10),
+    Column("does", text=True),
 )
 
 Name = Annotated[
@@ -58,7 +74,7 @@ def list_(
         return
     with connected(server, token, data) as service:
         if live:
-            show_live(lambda: worker_table(service.client.workers()))
+            show_live(lambda: live_worker_table(service.client.workers()))
             return
         workers = service.client.workers()
         classes = {one.key: one for one in service.client.device_classes()}
@@ -204,34 +220,39 @@ def _speeds(device_class: DeviceClass) -> str:
 
 
 def worker_table(workers: Sequence[Worker]) -> Table:
+    """Return a table of workers that may wrap its cells."""
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "state", "device", "class"):
-        table.add_column(title)
-    for title in ("cores", "load", "temp", "trials/min", "trials"):
-        table.add_column(title, justify="right")
-    for title in ("failed", "seen", "does"):
-        table.add_column(title)
+    for column in COLUMNS:
+        table.add_column(column.title, justify=column.justify)
     for worker in workers:
-        device = worker.device_name or "-"
-        if worker.role == "build":
-            device = f"builds for {', '.join(worker.builds_for)}"
-        seen_ago_s = worker.last_seen_ago_s
-        cells = (
-            worker.id,
-            _state(worker),
-            device,
-            worker.device_class or "-",
-            _number(worker.cores, ".0f"),
-            _number(worker.load, ".1f"),
-            _number(worker.temperature_c, ".0f", " °C"),
-            _number(worker.trials_per_minute, ".1f"),
-            str(worker.trials_done),
-            _failures(worker),
-            "-" if seen_ago_s is None else f"{duration_text(seen_ago_s)} ago",
-            _activity(worker),
-        )
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(escape, _cells(worker)))
     return table
+
+
+def live_worker_table(workers: Sequence[Worker]) -> FittedTable:
+    """Return a table of workers for a live display."""
+    return FittedTable(COLUMNS, [_cells(worker) for worker in workers])
+
+
+def _cells(worker: Worker) -> tuple[str, ...]:
+    device = worker.device_name or "-"
+    if worker.role == "build":
+        device = f"builds for {', '.join(worker.builds_for)}"
+    seen_ago_s = worker.last_seen_ago_s
+    return (
+        worker.id,
+        _state(worker),
+        device,
+        worker.device_class or "-",
+        _number(worker.cores, ".0f"),
+        _number(worker.load, ".1f"),
+        _number(worker.temperature_c, ".0f", " °C"),
+        _number(worker.trials_per_minute, ".1f"),
+        str(worker.trials_done),
+        _failures(worker),
+        "-" if seen_ago_s is None else f"{duration_text(seen_ago_s)} ago",
+        _activity(worker),
+    )
 
 
 def _state(worker: Worker) -> str:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
@@ -43,11 +54,60 @@ def test_unfinished_jobs_and_workers_are_drawn_with_the_rate_of_trials(
         with service.database.begin() as session:
             jobs.count(session, tuning, issued=5, done=5)
         lines = [" ".join(line.split()) for line in drawn(screen).splitlines()]
-    assert lines[0] == "job model state trials trials/s estimate time left message"
-    assert lines[1].startswith(f"{tuning} relu tuning 5/10 0.5 - ")
-    assert lines[2].startswith(f"{waiting} relu queued 0/10 - - -")
+    assert lines[0] == "job model state trials trials/s estimate vs. ONNX Runtime time left message"
+    assert lines[1].startswith(f"{tuning} relu tuning 5/10 0.5 - - ")
+    assert lines[2].startswith(f"{waiting} relu queued 0/10 - - - -")
     assert not any(done in line for line in lines)
     assert any(line.startswith("board connected") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("command", [["top"], ["jobs", "--live"], ["workers", "--live"]], ids=" ".join)
+def test_live_tables_fit_a_terminal(
+    service: Service, worker: Worker, columns: int, command: list[str]
+) -> None:
+    worker.call()
+    job_id = service.submit()
+    with service.database.begin() as session:
+        jobs.advance(
+            session, job_id, UNFINISHED, JobState.TUNING, 1.0, message="measuring 17 candidates " * 9
+        )
+    screen = on_terminal([*command, "--server", service.url], columns, until=r"(?s)(board|relu).*\1")
+    assert "\x1b[3" not in screen, "no colours"
+    # Codes that move the cursor begin another line.
+    lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "\n", re.sub(r"\x1b\[[\d;]*m", "", screen)).splitlines()
+    assert max(map(len, lines)) <= columns
+    drawn = [line for line in lines if line.startswith(("job", "model"))]
+    assert all("message" not in line or columns == 80 for line in drawn)
+    if command != ["workers", "--live"]:
+        assert sum(bool(re.search(r"relu +tuning", line)) for line in lines) == len(drawn) > 0
+    if command != ["jobs", "--live"]:
+        titles = sum(line.startswith("name") for line in lines)
+        assert sum(line.startswith("board") for line in lines) == titles > 0
+
+
+def on_terminal(arguments: Sequence[str], columns: int, until: str) -> str:
+    """Return what a command of `tunefarm` writes to a terminal until that matches a pattern."""
+    mine, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = os.environ | {"NO_COLOR": "1", "TERM": "xterm-256color"}
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tunefarm", *arguments], stdin=its, stdout=its, stderr=its, env=environment
+    ) as process:
+        os.close(its)
+        written = ""
+        while not re.search(until, written):
+            written += os.read(mine, 65536).decode()
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # the terminal was closed
+            while more := os.read(mine, 65536).decode():
+                written += more
+        assert process.wait() == 0
+    os.close(mine)
+    return written
 
 
 def test_top_prints_json_once_or_needs_a_terminal(

@@ -18,6 +18,7 @@ from tunefarm.cli.progress import (
     TrialRate,
     by_time,
     display,
+    live_task_table,
     render,
     share,
     task_table,
@@ -60,7 +61,7 @@ def test_model_names_are_not_parsed_as_markup() -> None:
 
 def test_the_live_display_shows_tasks_rate_and_fallbacks() -> None:
     out = console()
-    out.print(render(progress(trials_done=40), rows=10))
+    out.print(render(progress(trials_done=40), 100, 20))
     text = text_of(out)
     for part in ("40/100 trials", "3.0 trials/s", "conv1", "3 ms", "100%", "fallback: no [reduction] rule"):
         assert part in text
@@ -72,7 +73,7 @@ def test_the_live_display_keeps_to_one_line_each_in_80_columns() -> None:
     verdict = "0% of memory bandwidth: try more trials"
     tasks = [replace(task(f"{number}.{layer}", best_s=0.003), verdict=verdict) for number in range(9)]
     told = job(seconds_left=80.0, trials_done=40, message="round 1: measuring 17 candidates " * 4)
-    narrow.print(render(JobProgress(told, tasks, 0.2, 0.0), rows=5))
+    narrow.print(render(JobProgress(told, tasks, 0.2, 0.0), 80, 13))
     lines = text_of(narrow).splitlines()
     assert (
         lines[0].rstrip() == "net: tuning · 40/100 trials · 0.2 trials/s · 27 ms (estimate) · 1 min 20 s left"
@@ -95,9 +96,27 @@ def test_a_job_that_is_done_leaves_its_message_to_the_results() -> None:
 
 def test_a_long_table_is_cut() -> None:
     out = console()
-    out.print(task_table([task(f"t{number}") for number in range(5)], rows=2))
+    out.print(live_task_table([task(f"t{number}") for number in range(5)], rows=2))
     assert "and 3 more" in text_of(out)
     assert "t3" not in text_of(out)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_live_display_fits_a_narrow_terminal_and_keeps_what_matters(width: int) -> None:
+    narrow = Console(file=io.StringIO(), width=width, height=24, color_system=None)
+    tasks = [replace(task(f"conv{number}", best_s=0.003), verdict="try more trials") for number in range(40)]
+    peer = OnnxRuntime("1.31.1", 0.16, (0.16,))
+    told = job(
+        seconds_left=80.0, trials_done=40, message="round 1: measuring 17 candidates", onnxruntime=peer
+    )
+    narrow.print(render(JobProgress(told, tasks, 0.2, 0.0), *narrow.size))
+    lines = text_of(narrow).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) < narrow.height
+    said = " ".join(" ".join(lines).replace("·", " ").split())
+    for part in ("120 ms (estimate)", "about 1.33 times as fast as ONNX Runtime", "1 min 20 s left"):
+        assert part in said
+    assert sum("3 ms" in line and line.startswith("conv") for line in lines) >= 8
 
 
 def test_the_display_suits_the_console() -> None:
@@ -129,7 +148,7 @@ def test_the_rate_covers_the_last_minute() -> None:
 def test_without_a_number_of_trials_those_done_are_shown() -> None:
     assert job(trials=MAX_TRIALS, trials_done=7).trials_text == "7"
     out = console()
-    out.print(render(progress(trials=MAX_TRIALS, trials_done=7), rows=10))
+    out.print(render(progress(trials=MAX_TRIALS, trials_done=7), 100, 20))
     assert " 7 trials" in text_of(out)
 
 
@@ -145,6 +164,13 @@ def test_a_line_has_no_number_without_a_unit_and_the_ratio_once_it_is_known() ->
     for state in (JobState.PUBLISHING, JobState.DONE):
         line = JobProgress(job(state=state, onnxruntime=peer), TASKS, None, 0.0).headline
         assert line == f"net: {state} · 1.31 times as fast as ONNX Runtime"
+    early = OnnxRuntime("1.31.1", 0.0262, (0.0262,))
+    line = JobProgress(job(seconds_left=20.0, onnxruntime=early), TASKS, 3.0, 0.0).headline
+    assert line == (
+        "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms (estimate) · "
+        "about 4.37 times as fast as ONNX Runtime · 20 s left"
+    )
+    assert "ONNX" not in JobProgress(job(onnxruntime=early), unmeasured, 3.0, 0.0).headline
     untimed = job(state=JobState.DONE, onnxruntime=OnnxRuntime(note="no CPU"))
     assert JobProgress(untimed, TASKS, None, 0.0).headline == "net: done"
 

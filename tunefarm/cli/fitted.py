@@ -1,0 +1,76 @@
+"""Tables for live displays: they fit the terminal, and each row takes one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+# A text is cut to no fewer than this many characters.
+MIN_TEXT = 8
+# The spaces between two columns.
+GAP = 2
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. A narrow terminal doesn't show the columns of the highest `rank`, but always those of rank 0.
+
+    Cells that are `text` may be cut.
+    """
+
+    title: str
+    rank: int = 0
+    text: bool = False
+    justify: Literal["left", "right"] = "left"
+
+    @classmethod
+    def number(cls, title: str, rank: int = 0) -> Self:
+        """Return a column of numbers."""
+        return cls(title, rank, justify="right")
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """Rows of plain text under columns. Columns are left out only where cut texts don't save enough."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False)
+        widths = self._widths(options.max_width)
+        for at, width in widths.items():
+            column = self.columns[at]
+            table.add_column(_cell(column.title), justify=column.justify, width=width, no_wrap=True)
+        for row in self.rows:
+            table.add_row(*(_cell(row[at]) for at in widths))
+        yield table
+
+    def _widths(self, terminal: int) -> Mapping[int, int]:
+        """Return the widths of the columns to show, by their positions."""
+        widths = {
+            at: max(cell_len(text) for text in (column.title, *(row[at] for row in self.rows)))
+            for at, column in enumerate(self.columns)
+        }
+        least = {at: min(width, MIN_TEXT) if self.columns[at].text else width for at, width in widths.items()}
+        while _total(least) > terminal and any(self.columns[at].rank for at in least):
+            del least[max(least, key=lambda at: (self.columns[at].rank, at))]
+        shown = {at: widths[at] for at in least}
+        while _total(shown) > terminal and shown != least:
+            longest = max(shown, key=lambda at: shown[at] - least[at])
+            shown[longest] -= 1
+        return shown
+
+
+def _cell(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
