@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -10,7 +11,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -151,30 +152,51 @@ def tune(
         **options_of(options),
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    columns = None
-    if matrix:
-        columns = {one: one for one in target} if target else _ready_targets(settings)
-    tuning = Tuning(models, request, output, bundle, tuple(columns or target or ()))
-    _run_and_print(tuning, settings, features, as_json, columns)
+    targets = {one: one for one in target or ()}
+    if len(targets) < len(target or ()):
+        raise CommandError("a --target is given twice: leave one out", ExitCode.USAGE)
+    if matrix and not targets:
+        targets = _ready_targets(settings)
+    elif matrix or len(targets) > 1:
+        # A service that is started for the command knows no class yet.
+        with contextlib.suppress(CommandError), connect(settings) as service:
+            classes = _named_classes(service.client)
+            targets = {one: classes[one].name if one in classes else one for one in targets}
+    tuning = Tuning(models, request, output, bundle, targets)
+    _run_and_print(tuning, settings, features, as_json, matrix=matrix)
+
+
+@dataclass(frozen=True)
+class _NamedClass:
+    """A device class: the `target` that means it, and its name for people, which tells it from the others."""
+
+    target: str
+    name: str
+    is_ready: bool
+
+
+def _named_classes(client: Client) -> dict[str, _NamedClass]:
+    """Return the device classes by their keys. If several have one name, their targets are their keys, and
+    their names end with their connected workers, or the key without any.
+    """
+    workers, classes = client.workers(), client.device_classes()
+    count = Counter(one.name for one in classes)
+    named = {}
+    for one in classes:
+        ready = sorted(worker.id for worker in workers if worker.connected and worker.device_class == one.key)
+        if count[one.name] == 1:
+            named[one.key] = _NamedClass(one.name, one.name, bool(ready))
+        else:
+            named[one.key] = _NamedClass(one.key, f"{one.name} ({', '.join(ready) or one.key})", bool(ready))
+    return named
 
 
 def _ready_targets(settings: CommandSettings) -> dict[str, str]:
-    """Return the targets of a running service's workers, each with a text that tells it from the others.
-
-    Both are a class's name if it is unique, else its key, and its name with its workers.
-
-    Raises CommandError and ClientError.
+    """Return the names of the classes that have connected workers, by their targets. Raises CommandError and
+    ClientError.
     """
     with connect(settings) as service:
-        workers, classes = service.client.workers(), service.client.device_classes()
-    names = Counter(one.name for one in classes)
-    targets = {}
-    for one in classes:
-        ready = sorted(worker.id for worker in workers if worker.connected and worker.device_class == one.key)
-        if ready and names[one.name] == 1:
-            targets[one.name] = one.name
-        elif ready:
-            targets[one.key] = f"{one.name} ({', '.join(ready)})"
+        targets = {one.target: one.name for one in _named_classes(service.client).values() if one.is_ready}
     if not targets:
         raise CommandError("no device is ready: attach one with `tunefarm worker`", ExitCode.REFUSED)
     return targets
@@ -236,7 +258,7 @@ class Tuning:
     request: JobRequest
     output: Path | None = None
     bundle: bool = False
-    targets: Sequence[str] = ()
+    targets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -328,6 +350,9 @@ class TuneResult:
         if secs is None or not self.job.tuned_latency_s:
             return ""
         share = secs / self.job.tuned_latency_s
+        if share > 2:
+            cause = "in the model, weights stay in the caches, or the device was disturbed before"
+            return f"{latency_text(secs)}   {share:.1f} times as long, timed one by one: {cause}"
         return f"{latency_text(secs)}   {share:.0%} of it, timed one by one and added up"
 
     @property
@@ -350,9 +375,6 @@ class TuneResult:
         parts = self.job.message.split("; ")
         return "; ".join(
             part for part in parts if part != self._comparison and re.fullmatch(gain, part) is None
-        if share > 2:
-            cause = "in the model, weights stay in the caches, or the device was disturbed before"
-            return f"{latency_text(secs)}   {share:.1f} times as long, timed one by one: {cause}"
         )
 
     @property
@@ -366,15 +388,16 @@ def _run_and_print(
     settings: CommandSettings,
     features: str | None,
     as_json: bool,
-    columns: Mapping[str, str] | None = None,
+    *,
+    matrix: bool = False,
 ) -> None:
     jobs, results = run_job(tuning, settings, features, silent=as_json)
     if as_json and results:
         print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
-    elif not as_json and columns is not None:
-        stdout().print(_matrix(jobs, columns))
+    elif not as_json and matrix:
+        stdout().print(_matrix(jobs, tuning.targets))
     elif not as_json and len(tuning.targets) > 1:
-        stdout().print(_target_table(jobs, results))
+        stdout().print(_target_table(jobs, results, tuning.targets))
     elif not as_json:
         for result in results:
             result.print(stdout())
@@ -382,15 +405,15 @@ def _run_and_print(
         require_done(job)
 
 
-def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
-    """Return a row for each job, with its published model, or the reason if there is none."""
+def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult], targets: Mapping[str, str]) -> Table:
+    """Return a row for each job: its target, its published model, or the reason if there is none."""
     columns = ("target", "model", "untuned", "tuned", "gain", "artifact or error", "job")
     table = Table(*columns, box=None, pad_edge=False)
     published = {result.job.id: result for result in results}
     for job in jobs:
         result = published.get(job.id)
         cells = (
-            job.target,
+            targets[job.target],
             job.model_name,
             latency_text(job.untuned_latency_s),
             latency_text(job.tuned_latency_s),
@@ -402,11 +425,11 @@ def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult]) -> Table:
     return table
 
 
-def _matrix(jobs: Sequence[Job], columns: Mapping[str, str]) -> Table:
+def _matrix(jobs: Sequence[Job], targets: Mapping[str, str]) -> Table:
     """Return a row for each model and size, with its latency and its speed-up over ONNX Runtime on each
-    target. `columns` are the titles of the targets.
+    target. `targets` have names, the titles of the columns.
     """
-    table = Table("model", *map(escape, columns.values()), box=None, pad_edge=False)
+    table = Table("model", *map(escape, targets.values()), box=None, pad_edge=False)
     rows: dict[str, dict[str, str]] = {}
     for job in jobs:
         shapes = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in job.shapes.items())
@@ -415,7 +438,7 @@ def _matrix(jobs: Sequence[Job], columns: Mapping[str, str]) -> Table:
         cell = f"{latency_text(job.published_latency_s)}{ratio}" if job.state is JobState.DONE else job.state
         rows.setdefault(f"{job.model_name} {shapes}".strip(), {})[job.target] = cell
     for name, cells in rows.items():
-        table.add_row(escape(name), *(cells.get(target, "-") for target in columns))
+        table.add_row(escape(name), *(cells.get(target, "-") for target in targets))
     return table
 
 
@@ -436,14 +459,14 @@ def run_job(
     root = output or Path()
     parents = [root / name for name in names] if len(files) > 1 else [output or Path(names[0])]
     calibration = None if request.calibration is None else checked_npz(Path(request.calibration))
-    targets = tuning.targets or (request.target,)
+    targets = tuning.targets or {request.target: request.target}
     folders = [
         [
             prepared_output(parent / place / size.name)
             for parent, own in zip(parents, sizes, strict=True)
             for size in own
         ]
-        for place in _folder_names(targets)
+        for place in _folder_names(list(targets.values()))
     ]
     console = remarks()
     with connect_or_start(settings, console.print, checked_features(features)) as service:
@@ -490,10 +513,12 @@ def run_job(
 
 
 def _folder_names(targets: Sequence[str]) -> list[str]:
-    """Return a folder's name for each target; "" for a single target. Raises CommandError for equal ones."""
+    """Return a folder's name for each target's name; "" for a single one. Raises CommandError if two are
+    equal.
+    """
     if len(targets) == 1:
         return [""]
-    names = [re.sub(r"[^\w.-]+", "-", target).strip(".") or "target" for target in targets]
+    names = [re.sub(r"[^\w.-]+", "-", target).strip(".-") or "target" for target in targets]
     for name, target in zip(names, targets, strict=True):
         if names.count(name) > 1:
             raise CommandError(

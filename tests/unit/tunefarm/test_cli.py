@@ -91,7 +91,8 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("compile named.onnx --shape n=2,3", 2, "'m' open: give its size too"),
         ("tune net.onnx b.onnx --model-weight 2", 2, "--model-weight is given 1 times for 2 models"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
-        ("tune net.onnx --target a --target a", 2, "two targets would write to the folder a"),
+        ("tune net.onnx --target a --target a", 2, "a --target is given twice: leave one out"),
+        ("tune net.onnx --target a/b --target a:b", 2, "two targets would write to the folder a-b"),
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
         ("tune net.onnx --weight nan", 2, "--weight must be between"),
         ("tune net.onnx --features avx2", 2, "--features is wrong: instruction sets are given up like this"),
@@ -189,7 +190,6 @@ def test_tune_says_how_to_see_the_page_of_a_service_that_ends(
     ) in capsys.readouterr().out.splitlines()
 
 
-def test_each_target_gets_a_job_and_a_folder(
 def test_kernels_that_take_many_times_as_long_are_no_percentage() -> None:
     tasks = [task("conv1", weight=2, best_s=0.003)]
     done = job(state=JobState.DONE, tuned_latency_s=37e-6, untuned_latency_s=1e-3)
@@ -201,6 +201,7 @@ def test_kernels_that_take_many_times_as_long_are_no_percentage() -> None:
     assert "16216%" not in text
 
 
+def test_each_target_gets_a_job_and_a_folder(
     fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--server", fake.url, "--target", "pi", "--target", "Jetson Orin"]
@@ -234,6 +235,23 @@ def test_a_matrix_has_models_as_rows_and_ready_devices_as_columns(
     fake.workers = []
     assert run(app, ["tune", str(model), "--matrix", "--server", fake.url]) == ExitCode.REFUSED
     assert "no device is ready: attach one with `tunefarm worker`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--matrix"]])
+def test_targets_that_are_given_by_their_keys_have_names(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    fake.device_classes = [asdict(DeviceClass(key, name, 4, 16)) for key, name in BOARDS.items()]
+    fake.workers = [WORKER | {"device_class": key} for key in ("cafe", "beef")]
+    targets = ["--target", "cafe", "--target", "beef", "--target", "native"]
+    assert run(app, ["tune", str(model), *flags, *targets, "--server", fake.url]) == ExitCode.OK
+    assert [sent.get("target", "native") for sent in fake.requests] == ["cafe", "beef", "native"]
+    shown = capsys.readouterr().out
+    for name, folder in (("a board", "a-board"), ("another (w1)", "another-w1"), ("native", "native")):
+        assert name in shown
+        assert (Path("net-tuned") / folder / "model.so").exists()
+    assert "cafe" not in shown
+    assert "beef" not in shown
 
 
 # Two classes share a name, and the last class has no worker.
