@@ -2,6 +2,7 @@
 import { render } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { call, get, isReport, whenSignedOut } from "tunefarm/api.js";
+import { keepFocus } from "tunefarm/focus.js";
 import { useTheme } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { AccessPage } from "tunefarm/pages/access.js";
@@ -117,4 +118,6 @@ function Corner({ session, signOut }) {
   </div>`;
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+const root = document.getElementById("app");
+keepFocus(root);
+render(html`<${App} />`, root);

@@ -539,6 +539,59 @@ def test_a_dropped_model_shows_its_inputs_and_operators_before_any_job(
     assert [job["model"] for job in uploads] == [sha]
 
 
+def test_the_focus_stays_where_a_button_disappears(page: Page, site: Service) -> None:
+    """WCAG 2.4.3: the next key works from the same place, not from the top of the page."""
+    page.on("dialog", lambda dialog: dialog.accept())
+
+    def press(name: str) -> None:
+        page.get_by_role("button", name=name, exact=True).focus()
+        page.keyboard.press("Enter")
+
+    with site.database.begin() as session:
+        add_job(session, "job-focus", "focused", time.time(), JobState.QUEUED)
+        for number in range(2):
+            named = Token(f"focus-{number}", f"focus {number}", frozenset({Scope.READ}), time.time())
+            access.add_token(session, named, token_digest(f"focus {number}"))
+    # A row that loses its only button gets the focus.
+    open_page(page, site, "#/access")
+    press("Revoke focus 0")
+    expect(page.get_by_role("row", name="focus 0 read revoked")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.textContent") != "", "the page goes on from there"
+    # Another button takes the place of the last.
+    open_page(page, site)
+    press("Cancel focused")
+    expect(page.get_by_role("button", name="Repeat focused")).to_be_focused()
+    open_page(page, site, "#/devices")
+    press("Drain epyc-1")
+    expect(page.get_by_role("button", name="Resume epyc-1")).to_be_focused()
+    press("Resume epyc-1")
+    expect(page.get_by_role("button", name="Drain epyc-1")).to_be_focused()
+    press("Calibrate epyc-1")
+    expect(page.get_by_role("button", name="Calibrate epyc-1")).to_have_text("Calibrates soon")
+    expect(page.get_by_role("button", name="Calibrate epyc-1")).to_be_focused()
+    # A row that disappears leaves the focus to the next one, then to its section.
+    for name in ("first", "second"):
+        site.http.put(f"/v1/releases/{name}", json={"job": "job-done"}).raise_for_status()
+    open_page(page, site, "#/releases")
+    press("Delete first")
+    expect(page.get_by_role("row", name="second")).to_be_focused()
+    press("Delete second")
+    expect(page.locator("section", has_text="No artifact has a name yet.")).to_be_focused()
+
+
+def test_the_focus_is_not_taken_from_a_user_who_left(page: Page, site: Service) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    with site.database.begin() as session:
+        add_job(session, "job-left", "left", time.time(), JobState.QUEUED)
+    open_page(page, site)
+    page.get_by_role("button", name="Cancel left").focus()
+    page.get_by_role("heading", level=1).click()
+    site.http.post("/v1/jobs/job-left:cancel").raise_for_status()
+    expect(page.get_by_role("button", name="Repeat left")).to_be_visible(timeout=20_000)
+    expect(page.locator("main")).to_be_focused()
+
+
 def test_the_keyboard_is_enough(page: Page, site: Service) -> None:
     open_page(page, site)
     page.keyboard.press("Tab")

@@ -87,7 +87,7 @@ function Worker({ worker, isAdmin, holders, onChange }) {
           : html`<button type="button" onClick=${act("resume")} aria-label=${`Resume ${worker.id}`}>Resume</button>`}
         ${worker.other_version && worker.desired_state === "work" && html`<button type="button" onClick=${act("update")} aria-label=${`Update ${worker.id}`}>Update</button>`}
         ${worker.role === "measure" &&
-        html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
+        html`<button type="button" aria-disabled=${worker.calibrate} onClick=${worker.calibrate ? undefined : act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
         ${worker.reserved_for !== null
           ? html`<button type="button" onClick=${act("unreserve")} aria-label=${`End the reservation of ${worker.id}`}>End reservation</button>`
           : holders && worker.role === "measure" && html`<button type="button" ref=${button} onClick=${() => setReserving(!isReserving)} aria-expanded=${isReserving} aria-label=${`Reserve ${worker.id}`}>Reserve</button>`}

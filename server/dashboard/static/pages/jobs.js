@@ -233,6 +233,7 @@ function Submit({ classes, again, onStarted }) {
   const choose = (chosen) => (setProblem(null), setFile(chosen));
   const submit = async (event) => {
     event.preventDefault();
+    if (doing) return;
     const form = new FormData(event.target);
     setProblem(null);
     try {
@@ -298,7 +299,7 @@ function Submit({ classes, again, onStarted }) {
       <label>Calibration data, .npz <input name="calibration" type="file" accept=".npz" /></label>
       <label class="check"><input name="exact" type="checkbox" defaultChecked=${again?.exact} /> Exact: no variants that round differently</label>
       <label class="check"><input name="tf32" type="checkbox" defaultChecked=${again?.tf32} /> TF32: float32 is multiplied with 10 bits of fraction on GPUs</label>
-      <button class="main" disabled=${Boolean(doing)}>Tune</button>
+      <button class="main" aria-disabled=${Boolean(doing)}>Tune</button>
     </div>`}
     <p role="status" class="muted">${doing}</p>
     ${problem && html`<${Alert} problem=${problem} />`}

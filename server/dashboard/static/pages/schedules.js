@@ -5,7 +5,7 @@ import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Answer, Hash } from "tunefarm/pages/parts.js";
 
-// Rows that the button adds, and the most rows of an answer.
+// Rows that the button adds, and the rows of an answer. It is requested once, so that the list stays while it grows.
 const PAGE = 50;
 const MOST = 200;
 
@@ -15,7 +15,7 @@ export function SchedulesPage() {
   const [words, setWords] = useState("");
   const key = target ?? classes.value?.items[0]?.key ?? null;
   const [shown, setShown] = useState(PAGE);
-  const found = useAnswer(key && `v1/schedules?target=${key}&words=${encodeURIComponent(words)}&limit=${Math.min(shown + 1, MOST)}`);
+  const found = useAnswer(key && `v1/schedules?target=${key}&words=${encodeURIComponent(words)}&limit=${MOST}`);
   const search = (event) => {
     event.preventDefault();
     setWords(new FormData(event.target).get("words").trim());
