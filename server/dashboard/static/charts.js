@@ -14,27 +14,38 @@ export function colour(number) {
   return `var(--series-${Math.min(number, COLOURS - 1)})`;
 }
 
-// The current values of the style sheet's colours, because a canvas doesn't know their names. Read all at
-// once, because each read makes the browser compute the page's styles.
-function resolved(colours) {
-  const probes = colours.map((css) => {
+// The colour of an area below a line.
+function fill(stroke) {
+  return `color-mix(in srgb, ${stroke} 45%, var(--surface))`;
+}
+
+const PALETTE = Array.from({ length: COLOURS }, (_, number) => colour(number));
+// The values of colours that are known in a theme, whose value of useTheme() is `theme`.
+let known = { theme: null, values: new Map() };
+
+// The current values of the style sheet's colours, because a canvas doesn't know their names. All are read at once,
+// because each read makes the browser compute the page's styles.
+function resolved(theme, colours) {
+  if (known.theme !== theme) known = { theme, values: new Map() };
+  const common = known.values.size ? [] : ["var(--muted)", "var(--line)", "var(--surface)", ...PALETTE, ...PALETTE.map(fill)];
+  const unknown = [...new Set([...common, ...colours])].filter((css) => !known.values.has(css));
+  const probes = unknown.map((css) => {
     const probe = document.createElement("i");
     probe.style.color = css;
     return probe;
   });
   document.body.append(...probes);
-  const found = probes.map((probe) => getComputedStyle(probe).color);
+  probes.forEach((probe, index) => known.values.set(unknown[index], getComputedStyle(probe).color));
   probes.forEach((probe) => probe.remove());
-  return found;
+  return colours.map((css) => known.values.get(css));
 }
 
-// The width in pixels of the element with the ref; 0 until it is on the page.
+// The width in pixels of the element with the ref; 0 until it is on the page. An observer is told after the page's
+// layout and before it is painted. A measurement would make the browser lay the page out for each chart.
 function useWidth() {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
-  // Draw before the browser paints, or the chart appears one frame late.
   useLayoutEffect(() => {
-    setWidth(Math.floor(box.current.getBoundingClientRect().width));
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
     observer.observe(box.current);
     return () => observer.disconnect();
@@ -56,8 +67,8 @@ export function Chart({ title, note, x, y, series, names, height = 260 }) {
   useLayoutEffect(() => {
     if (isEmpty || !width) return undefined;
     const strokes = series.map((one, number) => one.colour ?? colour(number));
-    const fills = strokes.map((stroke) => `color-mix(in srgb, ${stroke} 45%, var(--surface))`);
-    const [text, grid, surface, ...found] = resolved(["var(--muted)", "var(--line)", "var(--surface)", ...strokes, ...fills]);
+    const fills = strokes.map(fill);
+    const [text, grid, surface, ...found] = resolved(colours, ["var(--muted)", "var(--line)", "var(--surface)", ...strokes, ...fills]);
     const line = { stroke: grid, width: 1 };
     const axis = { stroke: text, grid: line, ticks: line, labelSize: 20, labelFont: "12px system-ui", labelGap: 0 };
     const plot = new uPlot(

@@ -98,6 +98,34 @@ export function useJobEvents(job, onChange, everyS = 1) {
   }, [job?.id, isWatched]);
 }
 
+// Parts of a page that wait for their turn, in the order of the page.
+const waiting = [];
+const whenIdle = globalThis.requestIdleCallback ?? ((act) => setTimeout(act, 1));
+
+function takeTurn() {
+  waiting.shift()?.();
+  if (waiting.length) whenIdle(takeTurn, { timeout: TURN_MS });
+}
+
+// The longest that a part of a page waits for a busy browser.
+const TURN_MS = 200;
+
+// Whether a part of a page may be drawn. Parts are drawn one after the other when the browser has nothing else to do, so
+// that the page answers to its user meanwhile.
+export function useTurn() {
+  const [isDue, setDue] = useState(false);
+  useEffect(() => {
+    const take = () => setDue(true);
+    waiting.push(take);
+    if (waiting.length === 1) whenIdle(takeTurn, { timeout: TURN_MS });
+    return () => {
+      const at = waiting.indexOf(take);
+      if (at >= 0) waiting.splice(at, 1);
+    };
+  }, []);
+  return isDue;
+}
+
 // A form that a button opens, and Escape closes: { isOpen, setOpen, form, button, onKeyDown }, where `form` and `button`
 // are refs. The focus moves into the form when it opens, and back to the button when it closes.
 export function useForm() {

@@ -7,8 +7,8 @@ import { useAnswer, useForm, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { Alert, Answer, DeviceName, Fact, Field, Gain, Section, State, Tags, Trials } from "tunefarm/pages/parts.js";
-import { improvement, progress, spread, subgraphs, sum } from "tunefarm/series.js";
+import { Alert, Answer, DeviceName, Fact, Field, Gain, Later, Section, State, Tags, Trials } from "tunefarm/pages/parts.js";
+import { improvement, network, progress, spread, subgraphs, sum } from "tunefarm/series.js";
 
 // The number of subgraphs with their own colour. The others share one.
 const NAMED = 7;
@@ -137,11 +137,11 @@ function Details({ job, classes, tasks, trials }) {
     <${WholeModel} job=${job} />
     ${job.quantize !== "none" && ["tuning", "publishing", "done"].includes(job.state) && html`<${Quantized} job=${job} />`}
     <${Progress} job=${job} steps=${found.steps} />
-    <${Allocation} parts=${parts} snapshots=${found.snapshots} />
-    <${Maps} job=${job} parts=${parts} />
-    <${Roofline} job=${job} classes=${classes} parts=${parts} />
-    <${Table} job=${job} parts=${parts} />
-    <${Failures} trials=${trials} />
+    <${Later}>${() => html`<${Allocation} parts=${parts} snapshots=${found.snapshots} />`}<//>
+    <${Later}>${() => html`<${Maps} job=${job} parts=${parts} />`}<//>
+    <${Later}>${() => html`<${Roofline} job=${job} classes=${classes} parts=${parts} />`}<//>
+    <${Later}>${() => html`<${Table} job=${job} parts=${parts} />`}<//>
+    <${Later}>${() => html`<${Failures} trials=${trials} />`}<//>
   `;
 }
 

@@ -1,6 +1,6 @@
 // Components that several pages use.
 import { useEffect, useState } from "preact/hooks";
-import { useNarrow } from "tunefarm/hooks.js";
+import { useNarrow, useTurn } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 
 // The most trials of a job. A job with so many has another goal.
@@ -37,6 +37,11 @@ export function Field({ value, ...attributes }) {
   const [typed, setTyped] = useState(value);
   useEffect(() => setTyped(value), [value]);
   return html`<input ...${attributes} value=${typed} onInput=${(event) => setTyped(event.target.value)} />`;
+}
+
+// A part below the first screen, which `children` renders in its turn.
+export function Later({ children }) {
+  return useTurn() ? children() : null;
 }
 
 // A part of a long page. A phone shows its title alone until it is opened. A chart has a title of its own.
