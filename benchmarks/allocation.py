@@ -37,6 +37,8 @@ SEEDS = 10
 PARTS = (0.25, 0.5)
 ALL = "median of all networks"
 ALLOCATOR, EQUAL = "the allocator", "equal shares"
+WITHOUT_RANDOM_PICKS = "the allocator without random picks"
+WITHOUT_SIMILARITY = "the allocator without similarity"
 METASCHEDULE, ROUND_ROBIN = "MetaSchedule's formula", "round-robin"
 AIM = at_least(1.5)
 
@@ -46,6 +48,17 @@ Allocate = Callable[[Sequence[TaskProgress], np.random.Generator], Sequence[tupl
 
 def _allocated(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
     return next_tasks(tasks, BATCH, PER_PICK, rng, EPSILON)
+
+
+def _without_random_picks(
+    tasks: Sequence[TaskProgress], rng: np.random.Generator
+) -> Sequence[tuple[int, int]]:
+    return next_tasks(tasks, BATCH, PER_PICK, rng, epsilon=0.0)
+
+
+def _without_similarity(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
+    """Allocate as usual, but no two tasks have the same tag."""
+    return _allocated([replace(task, tag=str(number)) for number, task in enumerate(tasks)], rng)
 
 
 def _equal(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
@@ -84,6 +97,8 @@ def _paper_gain(task: TaskProgress, issued: int) -> float:
 
 ALLOCATORS: Mapping[str, Allocate] = {
     ALLOCATOR: _allocated,
+    WITHOUT_RANDOM_PICKS: _without_random_picks,
+    WITHOUT_SIMILARITY: _without_similarity,
     METASCHEDULE: _metaschedule,
     ROUND_ROBIN: _round_robin,
     EQUAL: _equal,

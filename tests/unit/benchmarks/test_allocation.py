@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import allocation
@@ -15,6 +16,8 @@ from benchmarks.allocation import (
     EQUAL,
     PER_PICK,
     ROUND_ROBIN,
+    WITHOUT_RANDOM_PICKS,
+    WITHOUT_SIMILARITY,
     fewer_trials,
     figures_of,
     latency_s,
@@ -22,6 +25,7 @@ from benchmarks.allocation import (
     replay,
 )
 from benchmarks.results.recordings import RECORDINGS
+from search.allocate import TaskProgress
 from tests.unit.benchmarks.recorded import FLAT, STEEP, recording, task
 
 
@@ -36,6 +40,20 @@ def test_the_allocator_prefers_tasks_that_gain() -> None:
     many = [replace(FLAT, workload=f"flat{n}", base_workload=f"flat{n}") for n in range(9)]
     curves = {name: replay(recording(*many, STEEP), ALLOCATORS[name], 0) for name in (ALLOCATOR, EQUAL)}
     assert fewer_trials(curves[EQUAL], curves[ALLOCATOR], 0.5) > 1.2
+
+
+def test_an_ablation_leaves_out_one_part_of_the_allocator() -> None:
+    """Task b lags behind a of the same tag. Random picks depend on the generator, and nothing else does."""
+    ahead, behind = (TaskProgress(1, 1.0, (secs,) * 8, 8, exhausted=False, tag="x") for secs in (1.0, 1.5))
+    slow = TaskProgress(1, 1.0, (3.0,) * 8, 8, exhausted=False, tag="y")
+
+    def given(name: str, seed: int) -> dict[int, int]:
+        picks = ALLOCATORS[name]([ahead, behind, slow], np.random.default_rng(seed))
+        return dict(sorted((task, sum(n for one, n in picks if one == task)) for task in range(3)))
+
+    assert given(ALLOCATOR, 0)[1] > given(WITHOUT_SIMILARITY, 0)[1]
+    assert len({str(given(WITHOUT_RANDOM_PICKS, seed)) for seed in range(20)}) == 1
+    assert len({str(given(ALLOCATOR, seed)) for seed in range(20)}) > 1
 
 
 def test_equal_shares_are_equal_and_round_robin_gives_whole_rounds() -> None:
