@@ -72,6 +72,12 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "all operators: recall of the 30 fastest, of programs not trained on",
     ),
     "allocation": (f"{EQUAL} the allocator, {HALF}", f"{EQUAL} MetaSchedule's formula, {HALF}"),
+    "crossover": tuple(
+        f"geometric mean of {layers}: estimated latency of the best program relative to mutation alone, "
+        f"{share}% of each generation by crossover"
+        for layers in ("28 layers", "4 layers by Winograd")
+        for share in (5, 10, 20, 40)
+    ),
     "time_left": ("all networks: largest error of the time left, after a third of the job or later",),
     "scale": (
         f"trials stored, {BUSY}",

@@ -27,6 +27,7 @@ NETWORKS = (
 )
 AVX512, AVX2 = "networks", "networks_avx2"
 PEER = "the fastest peer"
+NO_MODEL = ("no learned model", "no analytic model")
 # A number that looks like a measurement: 1.18, 48x, 98.8%, 17 MB, 1,047 trials a second.
 NUMBER = re.compile(
     r"(?<![\w./-])\d[\d,]*(?:\.\d+)?"
@@ -136,6 +137,7 @@ def quotes() -> Iterator[Quote]:
     yield Quote("runtime.md", "{:.0f} MB installed beside NumPy", (size,))
     bundle = value("runtime", "bundle for C: size of the libraries")
     yield Quote("runtime.md", "the runtime libraries ({:.0f} MB)", (bundle,))
+    yield from _of_algorithm()
     yield from _of_when()
     yield from _of_benchmarks(fastest)
     onnx = "all but text, sequence, optional, random and training operators: right"
@@ -150,6 +152,38 @@ def quotes() -> Iterator[Quote]:
         (value("scale", "time to lease, p99, 1000 workers, 1047 trials stored a second"),),
     )
     yield from _of_gpus()
+
+
+def _of_algorithm() -> Iterator[Quote]:
+    page, operators = (
+        "algorithm.md",
+        "geometric mean of 12 operators: latency with {} relative to everything, {}",
+    )
+
+    def without(part: str) -> float:
+        return value("ablation", operators.format(part, "after 64 trials"))
+
+    yield Quote(page, "one sketch only: {:.2f} |", (without("limited space"),))
+    yield Quote(page, "5.1 evolution | | {:.2f} |", (without("no evolution"),))
+    yield Quote(page, "{:.2f}; without the estimate: {:.2f} |", tuple(map(without, NO_MODEL)))
+    crossed = (
+        "geometric mean of {}: estimated latency of the best program relative to mutation alone, "
+        "20% of each generation by crossover"
+    )
+    yield Quote(
+        page,
+        "{:.3f}; layers by Winograd: {:.3f} |",
+        tuple(1 / value("crossover", crossed.format(one)) for one in ("28 layers", "4 layers by Winograd")),
+    )
+    equal = (
+        "median of all networks: trials with equal shares relative to {}, "
+        "to reach the latency after 50% of all trials"
+    )
+    allocator = value("allocation", equal.format("the allocator"))
+    yield Quote(page, "equal shares: {:.2f} |", (allocator,))
+    for title, part in (("epsilon-greedy", "random picks"), ("similar tasks", "similarity")):
+        ratio = allocator / value("allocation", equal.format(f"the allocator without {part}"))
+        yield Quote(page, f"6.2 {title} | | {{:.2f}} |", (ratio,))
 
 
 def _of_when() -> Iterator[Quote]:
