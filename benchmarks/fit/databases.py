@@ -4,14 +4,13 @@ network at a time."""
 from __future__ import annotations
 
 import shutil
+import statistics
 import tempfile
-from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.fit.programs import Group, ProgramsError
+from benchmarks.fit.programs import Group, Measurements, ProgramsError
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json as workload_from_json
 from core.device import Device
@@ -20,7 +19,7 @@ from records import devices
 from records.jobs import jobs, tasks, trials
 from records.jobs.trials import Trial
 from records.storage.database import Database, StorageError
-from search.programs.program import Program, from_json, gather
+from search.programs.program import from_json
 from search.rules.space import generate
 
 
@@ -68,24 +67,13 @@ def _group(network: str, task: str, module: str, device: Device, measured: Seque
         sketches = generate(read_dag(workload_from_json(module)), device)
     except UnsupportedSubgraph:
         return None
-    by_sketch: defaultdict[str, list[tuple[Program, float]]] = defaultdict(list)
+    measurements, earlier = Measurements(), dict[str, int]()
     for trial in measured:
-        if trial.program is None or trial.latency_s is None:
+        # The runs of a repeated trial begin with those of the earlier ones.
+        runs = trial.run_s[earlier.get(trial.trace, 0) :]
+        earlier[trial.trace] = len(trial.run_s)
+        if trial.program is None or not runs:
             continue  # the fallback schedule isn't a program of the search
-        try:
-            program = from_json(sketches, trial.program)
-        except ValueError:  # the rules don't derive its sketch any more
-            continue
-        by_sketch[program.sketch.key].append((program, trial.latency_s))
-    if not by_sketch:
-        return None
-    return Group(
-        f"{network}: {task}",
-        network,
-        (),
-        1,
-        device.name,
-        device,
-        tuple(gather([program for program, _ in programs]) for programs in by_sketch.values()),
-        np.array([seconds for programs in by_sketch.values() for _, seconds in programs]),
-    )
+        with suppress(ValueError):  # the rules don't derive its sketch any more
+            measurements.add(trial.id, from_json(sketches, trial.program), statistics.median(runs))
+    return measurements.group(f"{network}: {task}", network, (), 1, device.name, device)
