@@ -76,6 +76,10 @@ COMMANDS = {
     "benchmarks.models --recorded PROGRAMS --json FILE": (
         "the same of programs that benchmarks.fit measured; a minute"
     ),
+    "benchmarks.learning --database DATABASE --json FILE": (
+        "how well our cost model predicts programs that jobs measured: as the paper tests its model, of "
+        "unseen workloads and networks, and in the order of the trials; a minute"
+    ),
     "benchmarks.scale --servers 2 --schedulers 2 --json FILE": (
         "trials a second of one and two servers with one and two schedulers on one PostgreSQL, and what "
         "limits them; about a quarter of an hour"

@@ -71,6 +71,10 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "all operators: pairs in the right order, of programs not trained on",
         "all operators: recall of the 30 fastest, of programs not trained on",
     ),
+    "learning": tuple(
+        f"avx2, one core: {metric}, a random fifth held out"
+        for metric in ("R2 of throughput", "pairs in the right order", "recall of the 30 fastest")
+    ),
     "allocation": (f"{EQUAL} the allocator, {HALF}", f"{EQUAL} MetaSchedule's formula, {HALF}"),
     "crossover": tuple(
         f"geometric mean of {layers}: estimated latency of the best program relative to mutation alone, "
