@@ -113,6 +113,12 @@ class Device:
             return assumed_gpu_profile(self.cores)
         return assumed_profile(self.arch, self.features, self.cores)
 
+    @property
+    def prefers_narrow_weights(self) -> bool:
+        """Whether it multiplies bytes faster by weights of 7 bits than of 8 bits: an x86 CPU without VNNI."""
+        is_x86 = self.gpu is None and "avx2" in self.features
+        return is_x86 and not {"avx512_vnni", "avx_vnni"}.intersection(self.features)
+
     def lanes(self, item_bytes: int) -> int:
         """Return how many elements of this size the longest vector holds."""
         return max(self.vector_bytes // item_bytes, 1)

@@ -60,7 +60,7 @@ class Quantization:
     With `weights_only`, activations stay floats. `samples` is the number of calibration samples that set the
     ranges of values; 0 without calibration data. The accuracy was measured on `compared` samples, or on as
     many random inputs. `layers` are in the order of the model. `kept` is the number of layers that stayed in
-    float32.
+    float32. `narrow` is the number of layers whose weights have 7 bits instead of 8.
     """
 
     quantize: Quantize
@@ -70,9 +70,10 @@ class Quantization:
     kept: int
     outputs: tuple[OutputAccuracy, ...]
     layers: tuple[LayerAccuracy, ...]
+    narrow: int = 0
 
     def __post_init__(self) -> None:
-        numbers = (self.kept, self.samples, self.compared)
+        numbers = (self.kept, self.narrow, self.samples, self.compared)
         if not (0 <= min(numbers) <= max(numbers) <= _MAX_INT64 and self.compared and self.outputs):
             raise ValueError("a quantization needs compared outputs, and no negative or huge numbers")
         if len(self.layers) > MAX_LAYERS:
@@ -89,8 +90,13 @@ class Quantization:
         what = f"weights in {self.quantize}" if self.weights_only else str(self.quantize)
         inputs = f"{self.compared} calibration samples" if self.samples else "random inputs"
         worst = "exactly as" if self.worst_db is None else f"{self.worst_db:.1f} dB signal to noise against"
-        kept = f", {self.kept} layer{'s'[: self.kept > 1]} kept in float32" if self.kept else ""
-        return f"quantized ({what}): {worst} float32 on {inputs}{kept}"
+        narrow = f", weights of {_layers(self.narrow)} in 7 bits" if self.narrow else ""
+        kept = f", {_layers(self.kept)} kept in float32" if self.kept else ""
+        return f"quantized ({what}): {worst} float32 on {inputs}{narrow}{kept}"
+
+
+def _layers(number: int) -> str:
+    return f"{number} layer{'s'[: number > 1]}"
 
 
 def decibels(signal: float, noise: float) -> float | None:

@@ -76,17 +76,20 @@ class ModelCompiler:
         with self.stored(request.model_sha, MODEL_GONE) as file:
             return self._children.find_batch_shapes(file, request.shapes, request.batch)
 
-    def quantize(self, request: JobRequest, into: IO[bytes]) -> Quantization:
+    def quantize(self, request: JobRequest, device: Device, into: IO[bytes]) -> Quantization:
         """Write the quantized form of the model that a request asks for to an empty file; return how accurate
         it is."""
+        narrow = quantized_models.wants_narrow_weights(request, device)
         data = nullcontext() if request.calibration is None else self.stored(request.calibration, DATA_GONE)
         with tracing.span("quantize"), self.stored(request.model_sha, MODEL_GONE) as file, data as samples:
-            return self._children.quantize_model(file, request.shapes, request.quantize, samples, into)
+            return self._children.quantize_model(
+                file, request.shapes, request.quantize, samples, into, narrow=narrow
+            )
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
-            with tracing.span("import model"), self._file(request) as file:
+            with tracing.span("import model"), self._file(request, device) as file:
                 imported = self._children.import_model(file, request.shapes, device.target, tf32=request.tf32)
                 self._last = (key, imported)
         return self._last[1]
@@ -111,12 +114,13 @@ class ModelCompiler:
             with tracing.span("verify import"):
                 return self._children.verify_import(file, request.shapes, device.target)
 
-        with self._file(request) as file:
+        with self._file(request, device) as file:
             size = os.fstat(file.fileno()).st_size
             if 2 * import_memory_bytes(size) > usable_memory_bytes():
                 return _compared(compile_and_keep(file), verify(file))
         # Each of the two processes uses one core, and has its own descriptor and so its own file position.
-        with self._file(request) as file, self._file(request) as other, ThreadPoolExecutor(1) as beside:
+        opened = self._file(request, device), self._file(request, device)
+        with opened[0] as file, opened[1] as other, ThreadPoolExecutor(1) as beside:
             verifying = beside.submit(copy_context().run, verify, other)
             return _compared(compile_and_keep(file), verifying.result())
 
@@ -124,16 +128,16 @@ class ModelCompiler:
         self, request: JobRequest, device: Device, traces: Mapping[str, str], library: IO[bytes]
     ) -> None:
         """Write the library with schedules from `traces`, which maps workload hashes to traces, to a file."""
-        with tracing.span("compile tuned"), self._file(request) as file:
+        with tracing.span("compile tuned"), self._file(request, device) as file:
             self._children.compile_tuned(
                 file, request.shapes, device.target, traces, library, tf32=request.tf32
             )
 
     @contextmanager
-    def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
+    def _file(self, request: JobRequest, device: Device) -> Iterator[IO[bytes]]:
         """Yield the file of the model that is compiled."""
         with self._database.reading() as session:
-            sha = quantized_models.file_sha(session, request)
+            sha = quantized_models.file_sha(session, request, device)
         with self.stored(sha, MODEL_GONE) as file:
             yield file
 

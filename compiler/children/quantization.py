@@ -40,11 +40,18 @@ MORE_BYTES = 64 << 20
 
 
 def quantize_model(
-    model: IO[bytes], shapes: Mapping[str, Shape], kind: Quantize, data: IO[bytes] | None, into: IO[bytes]
+    model: IO[bytes],
+    shapes: Mapping[str, Shape],
+    kind: Quantize,
+    data: IO[bytes] | None,
+    into: IO[bytes],
+    *,
+    narrow: bool = False,
 ) -> Quantization:
     """Write an ONNX model's quantized form to the empty file `into`; return its accuracy.
 
-    `data` is an .npz file of calibration data. Raises ModelError.
+    `data` is an .npz file of calibration data. With `narrow`, weights have 7 bits if possible, as in
+    `compiler.quantizing.quantize`. Raises ModelError.
     """
     size = size_of(model)
     # Several copies of the float model's values for a sample are in memory.
@@ -54,6 +61,7 @@ def quantize_model(
         "data": None if data is None else data.fileno(),
         "shapes": dict(shapes),
         "kind": kind,
+        "narrow": narrow,
         "memory_bytes": memory_bytes,
     }
     files = (model,) if data is None else (model, data)
@@ -90,7 +98,9 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
             data = None
             if request["data"] is not None:
                 data = opened.enter_context(os.fdopen(request["data"], "rb"))
-            proto, report = quantize(read_model(model, shapes), Quantize(request["kind"]), data)
+            proto, report = quantize(
+                read_model(model, shapes), Quantize(request["kind"]), data, narrow=request["narrow"]
+            )
         quantized = proto.SerializeToString()
     except ModelError as error:
         write_line(reply, {"problem": str(error)})

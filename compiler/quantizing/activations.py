@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from compiler.quantizing.samples import Samples
 
 
-def quantize_values(proto: onnx.ModelProto, samples: Samples, kept: Collection[str]) -> onnx.ModelProto:
+def quantize_values(
+    proto: onnx.ModelProto, samples: Samples, kept: Collection[str], narrow: Collection[str] = ()
+) -> onnx.ModelProto:
     """Return the model with pairs of QuantizeLinear and DequantizeLinear.
 
     Activations become unsigned bytes, with ranges from the samples. Weights become signed bytes, with a scale
-    for each output channel. The nodes named in `kept` stay unchanged.
+    for each output channel; those named in `narrow` have 7 bits. The nodes named in `kept` stay unchanged.
     """
     tools = importlib.import_module("onnxruntime.quantization")
     with tempfile.TemporaryDirectory(prefix="tunefarm-quantize-") as folder:
@@ -35,8 +37,23 @@ def quantize_values(proto: onnx.ModelProto, samples: Samples, kept: Collection[s
                 weight_type=tools.QuantType.QInt8,
                 per_channel=True,
                 nodes_to_exclude=list(kept),
+                extra_options={"TensorQuantOverrides": {name: [{"reduce_range": True}] for name in narrow}},
             )
         return onnx.load(target)
+
+
+def multiplied_weights(proto: onnx.ModelProto) -> dict[str, str]:
+    """Return the names of constant weights by the names of the convolutions and matrix products that multiply
+    by them. Grouped convolutions are left out: they are computed in floats.
+    """
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    return {
+        node.name: node.input[1]
+        for node in proto.graph.node
+        if node.op_type in ("Conv", "MatMul", "Gemm")
+        and node.input[1] in constants
+        and all(attribute.i == 1 for attribute in node.attribute if attribute.name == "group")
+    }
 
 
 class _Reader:

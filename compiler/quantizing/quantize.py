@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import IO, Any
 
@@ -13,7 +14,7 @@ from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.spec import ModelError, first_line
 from compiler.quantizing.accuracy import Accuracy, FloatModel, Layer, measure
-from compiler.quantizing.activations import quantize_values
+from compiler.quantizing.activations import multiplied_weights, quantize_values
 from compiler.quantizing.preparation import prepared
 from compiler.quantizing.samples import Samples
 from compiler.quantizing.weights import quantize_weights
@@ -35,12 +36,13 @@ CALIBRATION = "the calibration data"
 
 
 def quantize(
-    model: ModelFile, kind: Quantize, data: IO[bytes] | None
+    model: ModelFile, kind: Quantize, data: IO[bytes] | None, *, narrow: bool = False
 ) -> tuple[onnx.ModelProto, Quantization]:
     """Return a model's quantized form, and its accuracy on the samples of the .npz file `data`.
 
-    Without samples, the accuracy is measured on random inputs, and INT8 quantizes only weights. Raises
-    ModelError.
+    Without samples, the accuracy is measured on random inputs, and INT8 quantizes only weights. With
+    `narrow`, weights have 7 bits if their layers don't lose too much accuracy: processors without VNNI
+    multiply values by these faster. Raises ModelError.
     """
     if not isinstance(model, OnnxModel):
         raise ModelError(
@@ -58,24 +60,34 @@ def quantize(
     compared = [*islice(input_sets(file) if samples is None else samples, MAX_COMPARED)]
     floats = FloatModel(_attempt(prepared, file))
     weights_only = samples is None or kind is Quantize.INT4
+    # The weights of 7 bits, by the names of the nodes that multiply by them.
+    narrowed = multiplied_weights(floats.proto) if narrow and not weights_only else {}
 
     def make(kept: Collection[str]) -> onnx.ModelProto:
         if samples is None or weights_only:
             return quantize_weights(floats.proto, 8 if kind is Quantize.INT8 else 4, kept)
-        return quantize_values(floats.proto, samples, kept)
+        return quantize_values(floats.proto, samples, kept, {*narrowed.values()})
 
     kept: set[str] = set() if weights_only else floats.unbounded(compared)
-    for number in range(MAX_ROUNDS):
+    rounds = MAX_ROUNDS + bool(narrowed)
+    for number in range(rounds):
         quantized = _attempt(make, kept)
         accuracy = measure(floats, quantized, compared)
         if not any(layer.is_quantized for layer in accuracy.layers):
             raise ModelError(_why_nothing(kind, weights_only, bool(number)))
-        more = _lossy(floats, kind, accuracy, kept)
+        lossy = _lossy_layers(floats, kind, accuracy, kept)
+        more = lossy or _worst_layers(kind, accuracy, kept)
         if not more:
             break
-        if number < MAX_ROUNDS - 1:
+        # 8 bits may suffice for the weights of these layers, or for all if only an output loses too much.
+        wide = {narrowed[node] for node in lossy & narrowed.keys()} if lossy else {*narrowed.values()}
+        if number == 0 and wide:
+            narrowed = {node: weight for node, weight in narrowed.items() if weight not in wide}
+        elif number < rounds - 1:
             kept |= more
-    return quantized, _report(floats, kind, weights_only, samples, len(compared), accuracy, kept)
+    report = _report(floats, kind, weights_only, samples, len(compared), accuracy, kept)
+    computed = {layer.node.name for layer in accuracy.layers if layer.is_quantized}
+    return quantized, replace(report, narrow=len(computed & narrowed.keys() - kept))
 
 
 def _attempt(make: Callable[[Any], onnx.ModelProto], given: object) -> onnx.ModelProto:
@@ -99,23 +111,31 @@ def _why_nothing(kind: Quantize, weights_only: bool, had_some: bool) -> str:
     return "the model has no layer that ONNX Runtime quantizes: tune it without quantizing"
 
 
-def _lossy(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collection[str]) -> set[str]:
-    """Return the names of more nodes to keep in floats, if a layer or an output loses too much."""
+def _own_db(accuracy: Accuracy) -> dict[int, float]:
+    """Return the ratios of the quantized layers that have an error, by index."""
     own = {place: accuracy.own[place].db for place in range(len(accuracy.layers))}
-    worst = {place: db for place, db in own.items() if db is not None and accuracy.layers[place].is_quantized}
+    return {place: db for place, db in own.items() if db is not None and accuracy.layers[place].is_quantized}
+
+
+def _lossy_layers(floats: FloatModel, kind: Quantize, accuracy: Accuracy, kept: Collection[str]) -> set[str]:
+    """Return the names of more nodes to keep in floats, because a layer loses too much by itself."""
     found: set[str] = set()
-    for place, db in worst.items():
+    for place, db in _own_db(accuracy).items():
         if db < MIN_LAYER_DB[kind]:
             layer = accuracy.layers[place]
             more = {*layer.nodes} - {*kept}
             # A layer that is already kept loses accuracy because it reads values that other nodes have
             # quantized.
             found |= more or (_neighbours(floats, layer) - {*kept})
-    if found:
-        return found
+    return found
+
+
+def _worst_layers(kind: Quantize, accuracy: Accuracy, kept: Collection[str]) -> set[str]:
+    """Return the names of more nodes to keep in floats, because an output loses too much."""
     outputs = [power.db for power in accuracy.outputs.values()]
     if all(db is None or db >= MIN_OUTPUT_DB[kind] for db in outputs):
         return set()
+    worst = _own_db(accuracy)
     left = [place for place in worst if not {*accuracy.layers[place].nodes} <= {*kept}]
     left.sort(key=lambda place: worst[place])
     chosen = left[: max(1, round(KEPT_SHARE * len(left)))]

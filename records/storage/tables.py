@@ -108,7 +108,8 @@ class DatasetRow(Base):
 
 
 class QuantizedModelRow(Base):
-    """A quantized form of a model. `calibration` is the dataset's sha; "" without one.
+    """A quantized form of a model. `calibration` is the dataset's sha; "" without one. If it is `narrow`,
+    weights have 7 bits where the accuracy admits it.
 
     `accuracy` has the fields of core.quantization.Quantization.
     """
@@ -117,6 +118,7 @@ class QuantizedModelRow(Base):
     model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"), primary_key=True)
     quantize: Mapped[str] = mapped_column(primary_key=True)
     calibration: Mapped[str] = mapped_column(primary_key=True)
+    narrow: Mapped[bool] = mapped_column(primary_key=True)
     sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"))
     accuracy: Mapped[dict[str, Any]]
 

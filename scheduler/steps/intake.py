@@ -72,7 +72,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
             jobs.set_shapes(session, job.id, shapes)
         job = replace(job, request=replace(job.request, shapes=shapes))
     if job.request.quantize is not Quantize.NONE:
-        _quantize(context, job)
+        _quantize(context, job, device)
     with tempfile.TemporaryFile() as artifact:
         with tempfile.TemporaryFile() as library:
             imported, verification = context.model_compiler.compile_untuned(job.request, device, library)
@@ -87,7 +87,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
                 return  # it was cancelled, or another scheduler has imported it
             blobs.put_file(session, artifact, sha, size)
             notes = _notes(job, device, imported, subgraphs, verification)
-            if (form := quantized_models.find(session, job.request)) is not None:
+            if (form := quantized_models.find(session, job.request, device)) is not None:
                 notes[QUANTIZED] = form.accuracy.text
             for kind, note in notes.items():
                 events.append(session, job.id, kind, {"message": note}, context.now())
@@ -106,19 +106,19 @@ def _import(context: Context, job: Job, device: Device) -> None:
                 onnx_runtime.request(session, job, imported, device, context.now())
 
 
-def _quantize(context: Context, job: Job) -> None:
+def _quantize(context: Context, job: Job, device: Device) -> None:
     """Store the quantized form of the model that the job asks for, unless another job has. Raises
     ModelError."""
     with context.database.begin() as session:
-        if quantized_models.find(session, job.request) is not None:
+        if quantized_models.find(session, job.request, device) is not None:
             return
         jobs.set_message(session, job.id, "quantizing the model")
     with tempfile.TemporaryFile() as file:
-        accuracy = context.model_compiler.quantize(job.request, file)
+        accuracy = context.model_compiler.quantize(job.request, device, file)
         sha, size = blobs.stage(context.database, file)
         with context.database.begin() as session:
             blobs.put_file(session, file, sha, size)
-            quantized_models.put(session, job.request, sha, accuracy)
+            quantized_models.put(session, job.request, device, sha, accuracy)
 
 
 def _begin(context: Context, job: Job) -> Device | None:

@@ -30,7 +30,8 @@ def request(session: Session, job: Job, imported: ImportedModel, device: Device,
     can't run it, store the reason. The caller has locked the job.
     """
     if imported.is_onnx and device.gpu is None:
-        module_runs.add(session, job.id, KIND, quantized_models.file_sha(session, job.request), now)
+        sha = quantized_models.file_sha(session, job.request, device)
+        module_runs.add(session, job.id, KIND, sha, now)
         return
     note = NOT_ONNX if device.gpu is None else GPU_NOT_TIMED
     jobs.set_onnxruntime(session, job.id, OnnxRuntime(note=note))

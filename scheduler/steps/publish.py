@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, Verification, open_artifact
+from core.device import Device
 from core.durations import latency_text
 from core.job import JobState
 from core.lease import ModuleKind
@@ -344,15 +345,16 @@ def _outputs_unverified(
     return "the untuned model does not run" if _untuned_fails(runs) else history.uncompared
 
 
-def _verified(session: Session, job: Job, run: StoredModuleRun, outputs_unverified: str) -> Verification:
-    """Return the verification of a timed model."""
-    assert job.device_class is not None, "it was timed on a device"
+def _verified(
+    session: Session, job: Job, device: Device, run: StoredModuleRun, outputs_unverified: str
+) -> Verification:
+    """Return the verification of a model that was timed on a device."""
     unverified = events.of_kinds(session, job.id, [UNVERIFIED])
     return Verification(
         import_unverified=unverified[-1].data["message"] if unverified else "",
         outputs_unverified=outputs_unverified,
         worker=module_runs.worker_of(session, run),
-        device=devices.get_class(session, job.device_class).name,
+        device=device.name,
         noise=noise(run.run_s),
     )
 
@@ -373,9 +375,11 @@ def _publish(
     if verdict.run.kind == "published":
         # The earlier model becomes this job's tuned model, as if the search had found it.
         secs["tuned"] = secs.pop("published")
+    assert job.device_class is not None, "it was timed on a device"
     with context.database.reading() as session:
-        verification = _verified(session, job, verdict.run, outputs_unverified)
-        form = quantized_models.find(session, job.request)
+        device = devices.get_class(session, job.device_class)
+        verification = _verified(session, job, device, verdict.run, outputs_unverified)
+        form = quantized_models.find(session, job.request, device)
     sign = None if context.signing_key is None else context.signing_key.sign
     with tempfile.TemporaryFile() as published:
         manifest = write_timed(published, timed, secs, verification, form and form.accuracy, sign)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from core.job import Quantize
+from records import devices
 from records.jobs import jobs, quantized_models
 from records.jobs.quantized_models import QuantizedModel
 from server.api.downloads import file_answer
@@ -49,7 +50,8 @@ class QuantizationBody(BaseModel):
 
     With `weights_only`, activations stay floats. `samples` is the number of calibration samples that set the
     ranges of values; 0 without calibration data. The accuracy was measured on `compared` samples, or on as
-    many random inputs. `kept` is the number of layers that stayed in float32. `text` is a summary.
+    many random inputs. `kept` is the number of layers that stayed in float32, and `narrow` the number of
+    layers whose weights have 7 bits instead of 8. `text` is a summary.
     """
 
     quantize: Quantize
@@ -59,6 +61,7 @@ class QuantizationBody(BaseModel):
     kept: int
     outputs: list[OutputAccuracyBody]
     layers: list[LayerAccuracyBody]
+    narrow: int
     text: str
 
 
@@ -88,7 +91,9 @@ async def model(job_id: JobId, context: ContextDep) -> Response:
 
 def _found(session: Session, job_id: str) -> QuantizedModel:
     """Return the quantized model of a job. Raises JobNotFound and Problem."""
-    found = quantized_models.find(session, jobs.get(session, job_id).request)
+    job = jobs.get(session, job_id)
+    device = None if job.device_class is None else devices.get_class(session, job.device_class)
+    found = quantized_models.find(session, job.request, device)
     if found is None:
         detail = (
             f"Job {job_id} has no quantized model: it didn't request one, or the service hasn't made it yet."

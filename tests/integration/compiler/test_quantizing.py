@@ -34,9 +34,24 @@ def npz(**arrays: Any) -> io.BytesIO:
 
 
 def made(
-    model: bytes, kind: Quantize, data: io.BytesIO | None = None, **shapes: tuple[int, ...]
+    model: bytes,
+    kind: Quantize,
+    data: io.BytesIO | None = None,
+    *,
+    narrow: bool = False,
+    **shapes: tuple[int, ...],
 ) -> tuple[onnx.ModelProto, Quantization]:
-    return quantize(read_model(model, shapes), kind, data)
+    return quantize(read_model(model, shapes), kind, data, narrow=narrow)
+
+
+def largest_weights(proto: onnx.ModelProto) -> list[int]:
+    """Return the largest magnitude of each quantized weight, in the order of the products."""
+    values = {one.name: onnx.numpy_helper.to_array(one) for one in proto.graph.initializer}
+    restored = {one.output[0]: values.get(one.input[0]) for one in proto.graph.node}
+    weights = [
+        restored[one.input[1]] for one in proto.graph.node if one.op_type in ("Conv", "MatMul", "Gemm")
+    ]
+    return [int(np.abs(weight.astype(np.int16)).max()) for weight in weights if weight is not None]
 
 
 def run(proto: onnx.ModelProto | bytes, inputs: Mapping[str, Any]) -> Any:
@@ -91,6 +106,25 @@ def test_an_inaccurate_layer_stays_in_float32() -> None:
     assert "kept in float32" in report.text
     wanted, found = (run(one, {"x": data[:1]}) for one in (model, quantized))
     np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())
+
+
+def test_weights_have_seven_bits_where_that_is_accurate() -> None:
+    """The first product's large terms cancel each other, so 7 bits are too few for its weights."""
+    b = Builder()
+    pairs = np.repeat(RNG.standard_normal((32, 32)).astype(np.float32), 2, axis=0)
+    pairs[1::2] = 0.35 * pairs[::2] - pairs[::2]
+    grouped = b.op("Conv", "x", b.weight(32, 1, 1, 1), group=32)
+    first = b.op(
+        "Relu", b.op("MatMul", b.op("Reshape", grouped, b.constant(np.array([1, 64]))), b.constant(pairs))
+    )
+    model = b.model({"x": [1, 32, 2, 1]}, {b.op("MatMul", first, b.weight(32, 8)): [1, 8]})
+    data = np.repeat(RNG.standard_normal((8, 32, 1, 1)).astype(np.float32), 2, axis=2)
+    wide, narrow = (made(model, Quantize.INT8, npz(x=data), narrow=narrow) for narrow in (False, True))
+    assert largest_weights(wide[0]) == [127, 127, 127]
+    assert largest_weights(narrow[0]) == [127, 127, 64]
+    assert (wide[1].narrow, narrow[1].narrow) == (0, 1)
+    assert (wide[1].kept, narrow[1].kept) == (0, 0)
+    assert ", weights of 1 layer in 7 bits" in narrow[1].text
 
 
 def test_infinities_of_masks_stay_in_floats() -> None:
@@ -201,7 +235,8 @@ def test_a_child_quantizes_and_reports_errors() -> None:
         np.savez(data, input=IMAGES)
         for file in (model, data):
             file.flush()
-        report = quantize_model(model, {}, Quantize.INT8, data, into)
+        report = quantize_model(model, {}, Quantize.INT8, data, into, narrow=True)
+        assert report.narrow > 0
         into.seek(0)
         proto = onnx.load_from_string(into.read())
         assert any(node.op_type == "QuantizeLinear" for node in proto.graph.node)

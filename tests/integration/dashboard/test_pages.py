@@ -463,7 +463,7 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     accuracy = Quantization(Quantize.INT8, False, 2, 2, 1, (OutputAccuracy("y", 30.0),), (layer,))
     with site.database.begin() as session:
         [job] = [job for job in jobs.list_jobs(session, 50, None) if job.request.model_name == "little"]
-        quantized_models.put(session, job.request, blobs.put(session, b"quantized"), accuracy)
+        quantized_models.put(session, job.request, None, blobs.put(session, b"quantized"), accuracy)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
     # The page learns of it from an event.
     expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")

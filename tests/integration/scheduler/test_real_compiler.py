@@ -19,6 +19,7 @@ from sqlalchemy import select
 
 from compiler.importing.onnx_runtime import load_session
 from core.job import JobState, Quantize
+from records import devices
 from records.fleet import module_runs
 from records.jobs import inferences, jobs, quantized_models, tasks
 from records.jobs.jobs import Job
@@ -111,7 +112,7 @@ def test_a_model_is_quantized_before_it_is_tuned(database: Database) -> None:
     assert (job.state, job.error) == (JobState.DONE, None)
     library, manifest = artifact(database, job.artifact_sha)
     with database.begin() as session:
-        form = quantized_models.find(session, job.request)
+        form = quantized_models.find(session, job.request, devices.get_class(session, str(job.device_class)))
         assert form is not None
         compiled = blobs.get(session, form.sha)
         runs = {run.kind: run.artifact_sha for run in module_runs.of_job(session, "job")}

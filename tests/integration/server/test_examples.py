@@ -75,7 +75,7 @@ def filled(service: Service, worker: Worker) -> Mapping[str, str]:
         jobs.set_end_to_end(session, examples.JOB, "tuned", (0.1, 0.2))
         accuracy = Quantization(Quantize.INT8, True, 0, 2, 0, (OutputAccuracy("y", 30.0),), ())
         request = jobs.get(session, examples.QUANTIZED_JOB).request
-        quantized_models.put(session, request, blobs.put(session, b"quantized"), accuracy)
+        quantized_models.put(session, request, None, blobs.put(session, b"quantized"), accuracy)
         inferences.add(session, examples.INFERENCE_JOB, data)
         inferences.set_outputs(session, examples.INFERENCE_JOB, blobs.put(session, b"outputs"))
         cost_models.add(session, Version(worker.device.key, 100, 5.0, 6.0, 0.25, METRICS), b"trees")

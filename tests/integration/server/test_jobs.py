@@ -325,17 +325,19 @@ def test_a_job_quantizes_its_model_with_a_dataset(service: Service, tmp_path: Pa
     assert (early.status_code, early.json()["type"]) == (404, "urn:tunefarm:problem:not-quantized")
     made = bytes(range(256)) * 200  # more than the service would compress
     layer = LayerAccuracy("conv\x1b[31m", "Conv", kept=True, own_db=None, total_db=31.5)
-    found = Quantization(Quantize.INT8, False, 4, 4, 1, (OutputAccuracy("y", 30.0),), (layer,))
+    found = Quantization(Quantize.INT8, False, 4, 4, 1, (OutputAccuracy("y", 30.0),), (layer,), narrow=2)
     with service.database.begin() as session:
-        quantized_models.put(session, jobs.get(session, job["id"]).request, blobs.put(session, made), found)
+        request = jobs.get(session, job["id"]).request
+        quantized_models.put(session, request, None, blobs.put(session, made), found)
     shown = service.http.get(f"/v1/jobs/{job['id']}/quantization").json()
     assert shown["layers"] == [
         {"name": "conv\ufffd[31m", "operator": "Conv", "kept": True, "own_db": None, "total_db": 31.5}
     ]
     assert shown["text"] == (
         "quantized (int8): 30.0 dB signal to noise against float32 on 4 calibration samples, "
-        "1 layer kept in float32"
+        "weights of 2 layers in 7 bits, 1 layer kept in float32"
     )
+    assert shown["narrow"] == 2
     with Client(service.url) as client:
         client.download_quantized(job["id"], tmp_path / "quantized.onnx")
     assert (tmp_path / "quantized.onnx").read_bytes() == made

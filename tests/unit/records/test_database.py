@@ -149,6 +149,28 @@ class TestMigration:
             assert counted == [("m", "x", 2), ("m", "y", 1)]
         database.close()
 
+    def test_a_migration_keeps_quantized_models_for_all_devices(self, tmp_path: Path) -> None:
+        path = tmp_path / "old.db"
+        engine = create_engine(f"sqlite:///{path}")
+        config = alembic_config()
+        with engine.begin() as old:
+            config.attributes["connection"] = old
+            command.upgrade(config, "0034")
+            columns = "model_sha, quantize, calibration, sha, accuracy"
+            for kind, calibration in (("int8", "data"), ("int8", ""), ("int4", "data")):
+                old.execute(
+                    text(
+                        f"INSERT INTO quantized_models ({columns}) VALUES ('m', :kind, :data, :kind, '{{}}')"
+                    ),
+                    {"kind": kind, "data": calibration},
+                )
+            command.upgrade(config, "0035")
+            narrow = text("SELECT sha, calibration FROM quantized_models WHERE narrow")
+            assert old.execute(narrow).all() == [("int8", "data")]
+            command.downgrade(config, "0034")
+            assert old.scalar(text("SELECT count(*) FROM quantized_models")) == 3
+        engine.dispose()
+
     def test_migration_files_are_named_by_revision(self) -> None:
         newest_first = ScriptDirectory.from_config(alembic_config()).walk_revisions()
         assert [script.revision for script in newest_first] == list(reversed(known_revisions()))

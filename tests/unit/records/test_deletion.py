@@ -21,6 +21,7 @@ from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database
 from records.storage.tables import Base, BlobRow, ChunkRow
+from tests.devices import DEVICE
 from tests.unit.records.farm import Farm, make_job, request
 
 LATER = 2.0 + UPLOAD_GRACE_S
@@ -145,13 +146,16 @@ class TestFiles:
         asked = replace(request(session), quantize=Quantize.INT8, calibration=sha)
         jobs.create(session, "job", asked, jobs.Submission(1.0))
         accuracy = Quantization(Quantize.INT8, False, 1, 1, 0, (OutputAccuracy("y", 30.0),), ())
-        quantized_models.put(session, asked, blobs.put(session, b"in bytes"), accuracy)
+        quantized_models.put(session, asked, None, blobs.put(session, b"in bytes"), accuracy)
+        old = replace(DEVICE, features=("avx2",))
+        assert quantized_models.find(session, asked, old) is None
+        quantized_models.put(session, asked, old, blobs.put(session, b"in 7 bits"), accuracy)
+        assert quantized_models.find(session, asked, old) == (blobs.put(session, b"in 7 bits"), accuracy)
         assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (0, 0)
-        assert quantized_models.find(session, asked) == (blobs.put(session, b"in bytes"), accuracy)
-        assert quantized_models.file_sha(session, asked) == blobs.put(session, b"in bytes")
+        assert quantized_models.find(session, asked, None) == (blobs.put(session, b"in bytes"), accuracy)
         jobs.cancel(session, "job", now=2.0)
         delete_job(session, "job", now=50.0)
-        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (2, 3)
+        assert (drop_uploads(session, LATER, 10), drop_blobs(session, 10).blobs) == (2, 4)
         assert not {"blobs", "datasets", "models", "quantized_models"} & set(rows(session))
 
     def test_a_call_deletes_a_limited_number_of_blobs(self, session: Session) -> None:

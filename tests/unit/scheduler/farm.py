@@ -127,12 +127,20 @@ class FakeCompiler:
             raise self.inputs_error
 
     def _quantize(
-        self, model: IO[bytes], shapes: object, kind: Quantize, data: IO[bytes] | None, into: IO[bytes]
+        self,
+        model: IO[bytes],
+        shapes: object,
+        kind: Quantize,
+        data: IO[bytes] | None,
+        into: IO[bytes],
+        *,
+        narrow: bool,
     ) -> Quantization:
         self.quantized += 1
         into.write(b"quantized model")
         samples = 0 if data is None else 4
-        return Quantization(kind, data is None, samples, 2, 1, (OutputAccuracy("y", 30.0),), ())
+        outputs = (OutputAccuracy("y", 30.0),)
+        return Quantization(kind, data is None, samples, 2, 1, outputs, (), narrow=3 * narrow)
 
     def import_model(
         self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool = False

@@ -134,7 +134,7 @@ NAN, HUGE = float("nan"), 10**30
         *((Comparison, COMPARISON, {"outputs": [{**DIFFERENCE, "elements": bad}]}) for bad in (HUGE, 0, NAN)),
         *((Comparison, COMPARISON, {"outputs": [{**DIFFERENCE, "db": bad}]}) for bad in (NAN, None, "1")),
         *((Quantization, QUANTIZATION, {"samples": bad}) for bad in (HUGE, -1, True)),
-        *((Quantization, QUANTIZATION, {"kept": bad}) for bad in (HUGE, -1)),
+        *((Quantization, QUANTIZATION, {name: bad}) for name in ("kept", "narrow") for bad in (HUGE, -1)),
         *((Quantization, QUANTIZATION, {"compared": bad}) for bad in (HUGE, 0)),
         *((Quantization, QUANTIZATION, {"layers": [{**LAYER, "own_db": bad}]}) for bad in (NAN, 1e300)),
         (Quantization, QUANTIZATION, {"layers": [LAYER] * 2001}),

@@ -108,7 +108,7 @@ def test_a_model_is_quantized_once_for_all_jobs(farm: Farm, compiler: FakeCompil
     farm.plug_in()
     job = farm.finish()
     said = "quantized (int8): 30.0 dB signal to noise against float32 on 2 calibration samples"
-    assert job.message.endswith(f"{said}, 1 layer kept in float32")
+    assert job.message.endswith(f"{said}, weights of 3 layers in 7 bits, 1 layer kept in float32")
     runs = {run.kind: farm.blob(run.artifact_sha) for run in farm.runs()}
     assert runs["onnxruntime"] == b"quantized model"
     _, manifest = farm.published()
@@ -125,7 +125,7 @@ def test_a_model_is_quantized_once_for_all_jobs(farm: Farm, compiler: FakeCompil
     assert all("published" not in kinds[job_id] for job_id in kinds)
     floats_request = farm.job("floats").request
     with farm.database.begin() as session:
-        assert quantized_models.find(session, floats_request) is None
+        assert quantized_models.find(session, floats_request, None) is None
         floats = jobs.published(session, job.request.model_sha, str(job.device_class))
         assert [one.id for one in floats] == ["floats"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.device import Device
+from core.device import Device, Gpu
 from search.cost.analytic import estimate
 from search.dag import NARROW, Dag
 from search.evolution.mutate import mutate
@@ -19,6 +19,7 @@ from search.sketches.intrinsics import (
     INTRINSICS,
     Roles,
     best_intrinsic,
+    dot_product,
     intrinsic_extents,
     match_roles,
     stage_roles,
@@ -421,3 +422,12 @@ def test_an_intrinsic_that_does_not_fit_its_node_is_refused() -> None:
     with pytest.raises(ValueError, match="dot_16x4_vnni does not compute matmul"):
         stage_roles(graph, stage)
     assert intrinsic_extents(graph, replace(stage, intrinsic="")) == {}
+
+
+@pytest.mark.parametrize(
+    "device", [SERVER, ALDER_LAKE, GENOA, HASWELL, SKYLAKE_X, BOARD, NEW_BOARD, OLD_BOARD]
+)
+def test_a_device_prefers_narrow_weights_if_its_best_intrinsic_is_for_these(device: Device) -> None:
+    best = dot_product(device.features, 64, "int8", narrow=True)
+    assert device.prefers_narrow_weights == (best is not None and best.narrow)
+    assert not replace(device, gpu=Gpu()).prefers_narrow_weights
