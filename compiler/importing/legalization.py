@@ -10,19 +10,23 @@ import ml_dtypes
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx, topi
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 from tvm.relax import transform
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, Schedule
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
 
+from compiler.precision.quantized import multiplied_type
 from compiler.tir_nodes import find_all
 
+# The name that TVM gives the block that pads a convolution's data.
+PADDED = "pad_temp"
 _MAX_INT32 = (1 << 31) - 1
 
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with a separate PrimFunc for each operator, before fusion."""
-    passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in (_begin_at_infinity, _name_blocks)]
+    steps = (_begin_at_infinity, _read_in_place, _name_blocks)
+    passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in steps]
     return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), *passes])(module)
 
 
@@ -85,7 +89,35 @@ def _sign(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
     return builder.call_te(sign, call.args[0], primfunc_name_hint="sign")
 
 
+def _convolution(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Widen bytes of the data before a convolution pads them, if it multiplies wider values.
+
+    TVM's own converts each element where it is multiplied.
+    """
+    attrs, wide = call.attrs, multiplied_type(call)
+
+    def convolve(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv(
+            topi.cast(data, wide),
+            weight,
+            [int(step) for step in attrs.strides],
+            [int(extent) for extent in attrs.padding],
+            [int(step) for step in attrs.dilation],
+            int(attrs.groups),
+            attrs.data_layout,
+            attrs.kernel_layout,
+            attrs.out_dtype,
+        )
+
+    if wide == str(call.args[0].ty.dtype) or str(attrs.out_layout or attrs.data_layout) != str(
+        attrs.data_layout
+    ):
+        return call.op.get_attr("FLegalize")(builder, call)
+    return builder.call_te(convolve, *call.args, primfunc_name_hint=call.op.name.rpartition(".")[2])
+
+
 _LEGALIZATIONS = {
+    **dict.fromkeys((f"relax.nn.conv{rank}d" for rank in (1, 2, 3)), _convolution),
     "relax.argmax": _place_of(topi.max, "argmax"),
     "relax.argmin": _place_of(topi.min, "argmin"),
     "relax.sign": _sign,
@@ -127,6 +159,34 @@ def _begin_at_infinity(function: PrimFunc, _module: tvm.IRModule, _context: obje
     return (
         function.with_body(tvm_ffi.structural_map(function.body, (FloatImm, replace))) if limits else function
     )
+
+
+def _read_in_place(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
+    """Remove the padding of integers by nothing. Instructions read memory, so it would stay a copy. A padding
+    of floats is inlined by the search.
+
+        pad_temp[n, y, x, c] = data[n, y, x, c]
+        s[n, y, x, f] += pad_temp[n, y, x, c] * w[c, f]
+    ->
+        s[n, y, x, f] += data[n, y, x, c] * w[c, f]
+    """
+    stores = [
+        store
+        for block in find_all(function.body, SBlock)
+        if block.name_hint == PADDED
+        for store in find_all(block.body, BufferStore)
+    ]
+    is_copy = any(
+        isinstance(store.value, TensorLoad)
+        and "int" in str(store.value.ty.dtype)
+        and tvm_ffi.structural_equal(store.indices, store.value.indices, map_free_vars=True)
+        for store in stores
+    )
+    if not is_copy:
+        return function
+    schedule = Schedule(function)
+    schedule.compute_inline(schedule.get_sblock(PADDED))
+    return schedule.mod["main"].with_attr(dict(function.attrs.items()))
 
 
 def _name_blocks(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:

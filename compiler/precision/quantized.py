@@ -24,6 +24,7 @@ from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import rewrite_functions, static_shape
 from compiler.precision.narrow_weights import is_narrow
+from compiler.precision.requantization import fold_steps
 from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
 from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
@@ -46,6 +47,8 @@ MOVES = {
 MAX_EXACT = 1 << 24
 # The difference of int8 and uint8 values whose bits differ only in the highest.
 SHIFT = 128
+# The types that hold the difference of a byte and its zero.
+WIDE = ("int16", "float32")
 # For shorter sums over two activations, the sums of their rows and columns cost too much.
 MIN_DEPTH = 16
 
@@ -61,11 +64,12 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
         lv1 = subtract(lv, zx * sum(w, axis=0))
         gv = multiply(astype(lv1, "float32"), sx * sw)
 
-    Other quantize and dequantize operators become elementwise operators, which TVM fuses.
+    Other quantize and dequantize operators become elementwise operators, which TVM fuses and
+    `compiler.precision.requantization` shortens.
     """
     products = _products_of(target)
     mod = rewrite_functions(mod, lambda function: _Integers(mod, products).visit_expr(function))
-    return rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function))
+    return fold_steps(rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function)))
 
 
 class _Product(NamedTuple):
@@ -95,6 +99,22 @@ def _products_of(target: tvm.target.Target) -> _Products:
         return _Product(intrinsic.rows, intrinsic.depth) if intrinsic is not None else None
 
     return best
+
+
+def multiplied_type(call: Call) -> str:
+    """Return the type in which a convolution multiplies its data. If the data are bytes, it may be wider."""
+    data, weight = (str(one.ty.dtype) for one in call.args)
+    if data not in ("int8", "uint8"):
+        return data
+    if weight == "float32":
+        return weight
+    kernel, target = call.args[1], tvm.target.Target.current()
+    shape = static_shape(kernel)
+    if shape is None or target is None:
+        return data
+    values = kernel.value.numpy() if isinstance(kernel, GenericConst) else None
+    product = _products_of(target)(shape[str(call.attrs.kernel_layout).index("O")], weight, values)
+    return data if product is None or product.rows not in WIDE else product.rows
 
 
 @dataclass(frozen=True)
@@ -288,21 +308,24 @@ class _Integers(_Visitor):
         instruction = self._products(outputs, weight.dtype, values)
         if instruction is None or (in_floats and math.prod(values.shape[1:]) * 255 * SHIFT > MAX_EXACT):
             return None
-        data = self._in_type(data, instruction.rows)
         if not in_floats:
             pads[1] = (0, -inputs % instruction.depth)
             values = np.pad(values, [(0, 0), pads[1], *[(0, 0)] * ends])
+        # The convolution widens the data where it pads or skips some. Otherwise, the previous kernel does.
+        rows = "float32" if in_floats else instruction.rows
+        skips = any(int(step) > 1 for step in attrs.strides)
+        widens = not any(pads[1]) and (not data.zero if any(padding) else skips)
+        if rows not in WIDE or not widens:
+            data = self._in_type(data, rows)
         source = data.data
         if any(map(any, pads)) and (data.zero or any(pads[1])):
             source = self.builder_.emit(
                 relax.op.nn.pad(source, [n for pair in pads for n in pair], "constant", float(data.zero))
             )
             pads = [(0, 0)] * len(pads)
-        if in_floats:
-            source, values = self.builder_.emit(relax.op.astype(source, "float32")), values.astype(np.float32)
         summed = compute(
             source,
-            relax.const(values),
+            relax.const(values.astype(np.float32) if in_floats else values),
             strides=attrs.strides,
             padding=[before for before, _ in pads[2:]] + [after for _, after in pads[2:]],
             dilation=attrs.dilation,
@@ -340,12 +363,12 @@ class _Integers(_Visitor):
         return product, np.array(-depth * data.zero * other.zero)
 
     def _in_type(self, value: _Quantized, dtype: str) -> _Quantized:
-        """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128; or to int16, by
-        subtracting the zero.
+        """Convert a value between int8 and uint8 if necessary, by adding or subtracting 128; or to a wide
+        type, by subtracting the zero.
         """
         if value.dtype == dtype:
             return value
-        if dtype == "int16":
+        if dtype in WIDE:
             wide = self.builder_.emit(relax.op.astype(value.data, dtype))
             if value.zero:
                 wide = self.builder_.emit(relax.op.subtract(wide, relax.const(value.zero, dtype)))

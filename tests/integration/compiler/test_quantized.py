@@ -178,6 +178,52 @@ def test_weights_of_7_bits_are_multiplied_as_bytes_without_vnni(case: str, kind:
     assert _intrinsics(make(Quantized(*kind, largest=NARROW + 1))[0], HASWELL) == {"dot_8x2_pmaddwd"}
 
 
+@needs_avx2
+@pytest.mark.parametrize("groups", [1, 8])
+def test_convolutions_widen_bytes_where_they_pad_them(groups: int) -> None:
+    """So no kernel only widens, and the previous kernel writes bytes."""
+    model, shapes = convolution(Quantized("uint8", 0), groups=groups)
+    reference = _without_kernels_of_bytes(model)
+    assert _check(model, shapes, HASWELL, reference) == (groups == 1)
+    tasks = extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))
+    [dag] = [read_dag(from_json(task.module_json)) for task in tasks if "conv2d" in task.name]
+    assert dag.buffers[0].dtype == "uint8"
+
+
+@needs_avx2
+@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+def test_a_quantizer_stores_what_several_readers_need(kind: tuple[str, int]) -> None:
+    """A convolution multiplies int16, and an addition reads floats. The first and last kernels transpose."""
+    graph = Quantized(*kind)
+
+    def pointwise(x: str, stride: int = 1) -> str:
+        return graph.bytes_of(graph.node("Conv", x, graph.weight(8, 8, 1, 1, axis=0), strides=[stride] * 2))
+
+    first = pointwise(graph.bytes_of("x"))
+    both = graph.bytes_of(graph.node("Add", first, pointwise(first)))
+    model, shape = graph.model({"x": (1, 8, 6, 6)}, pointwise(both, stride=2)), (1, 8, 6, 6)
+    assert _check(model, {"x": shape}, HASWELL, _without_kernels_of_bytes(model)) == 3
+    tasks = extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))
+    dags = [read_dag(from_json(task.module_json)) for task in tasks]
+    assert [any(node.reduction for node in dag.nodes) for dag in dags] == [False, True, True, True, False]
+    assert [dag.buffers[0].dtype for dag in dags[1:3]] == ["int16", "int16"]
+    # Nothing is padded, so nothing is copied.
+    assert not any("pad_temp" in dag.node for dag in dags)
+
+
+@needs_avx2
+def test_a_quantizer_leaves_no_multiplication_and_no_relu() -> None:
+    model, _ = convolution(Quantized("uint8", 0))
+    names = [task.name for task in extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))]
+    [name] = [name for name in names if "conv2d" in name]
+    assert name.partition("round")[0].count("multiply") == 1
+    assert "relu" not in name
+    # Zero is in the middle of the bytes, so relu clamps more than the quantizer does.
+    model, _ = convolution(Quantized("uint8", 121))
+    names = [task.name for task in extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))]
+    assert ["relu" in name for name in names if "conv2d" in name] == [True]
+
+
 INTEGER_OPERATORS = """<ir_version: 9, opset_import: ["" : 17]>
 model (float[1,8,6,6] x) => (float[1,16,16] y)
 <float s = {0.031}, float t = {0.047}, float ws = {0.0137}, uint8 z = {119}, int8 w0 = {0},
