@@ -22,7 +22,7 @@ AMX = "amx"
 AMX_RATE, AMX_VECTOR_BYTES = 16.0, 64
 MAX_TYPE_CHARS = 16
 # The version of calibration: profiles measured by another version are measured again.
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True)

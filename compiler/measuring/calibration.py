@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from compiler.codegen.pipeline import PIPELINE
 from compiler.lowering.narrow_dot_products import add_narrow_products
 from compiler.lowering.widened_dot_products import add_pairs
 from compiler.measuring import microkernels
@@ -49,6 +50,14 @@ from compiler.target import parse_target
 from core.device import Device
 from core.profile import DOT, FLOAT32, Profile, assumed_profile
 from search.sketches.intrinsics import dot_product
+from search.sketches.tile_products import (
+    INSTRUCTIONS,
+    MAX_LANES,
+    MAX_ROWS,
+    ROW_BYTES,
+    TileProduct,
+    neighbours_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +65,8 @@ BUDGET_S = 20.0
 # In each round, a kernel is called for REPEAT_S. A call takes CALL_S, and a chain of CHAIN_S follows it.
 ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
 LAUNCHES = 100
+# The steps of a product of tiles whose operands fit the first cache.
+TILE_PRODUCT_STEPS = 8
 OTHER_TYPES = ("float16", "bfloat16", "int32", "float64")
 # The working set for memory's rate has TIMES_L3 times the size of the L3 cache, between MIN_BYTES and
 # MAX_BYTES, and at most FREE_SHARE of the free memory. Below MIN_TIMES_L3 times the L3 cache, memory isn't
@@ -182,6 +193,7 @@ class _Calibration:
             "gathers": self._gathers,
             "the multiply-adds of int8": self._byte_multiply_adds,
             "the dot products of bfloat16": self._bfloat16_dot_products,
+            "AMX's products of tiles": self._tile_products,
             "the dot products of int16": self._widened_dot_products,
             "the dot products of narrow bytes": self._narrow_dot_products,
             "the memory's rate for all cores": self._shared_memory_rate,
@@ -258,6 +270,29 @@ class _Calibration:
         yield _Microbenchmark(
             call, lambda cycles, hertz: self._record_multiply_adds(DOT + "bfloat16", chains / cycles)
         )
+
+    def _tile_products(self) -> Iterator[_Microbenchmark]:
+        """Measure AMX's products of bytes and of bfloat16, with the loads of their operands from the first
+        cache.
+        """
+        for instruction in ("tdpbusd", "tdpbf16ps"):
+            needed = INSTRUCTIONS[instruction].features
+            if not set(needed) <= set(self._device.features):
+                continue
+            # Neighbours along the depth fill 32 bits.
+            each = ROW_BYTES * neighbours_of(instruction) // 4
+            product = TileProduct(MAX_ROWS, MAX_LANES, TILE_PRODUCT_STEPS, each, instruction)
+            kernel = microkernels.build_module(partial(microkernels.tile_products, product))
+            main = tvm.compile(kernel, target=self._target, tir_pipeline=PIPELINE)["main"]
+            depth_bytes = TILE_PRODUCT_STEPS * ROW_BYTES
+            rows, columns = (_tensor(extent * depth_bytes, "int8") for extent in (MAX_ROWS, MAX_LANES))
+            call = partial(main, rows, columns, _tensor(MAX_ROWS * MAX_LANES, "int32"))
+            vectors = MAX_ROWS * MAX_LANES * depth_bytes / self._device.vector_bytes
+
+            def record(cycles: float, _: float, rate: str = product.rate, vectors: float = vectors) -> None:
+                self._record_multiply_adds(rate, vectors / cycles)
+
+            yield _Microbenchmark(call, record)
 
     def _widened_dot_products(self) -> Iterator[_Microbenchmark]:
         """Measure the dot product of int16 if the search uses it on this device."""

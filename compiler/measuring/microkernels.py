@@ -12,8 +12,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 
 from compiler.codegen.bfloat16_instructions import bfloat16_dot, import_functions
+from compiler.codegen.tile_instructions import multiply_tiles
 from compiler.lowering.vnni_dot_products import BYTES_SINCE_LLVM
 from core.profile import FLOAT32
+from search.sketches.tile_products import ROW_BYTES, TileProduct
 
 # Dependent operations in one iteration of the loops of `cycle_chain` and `dependent_multiply_adds`.
 CHAINED, WAITED = 64, 8
@@ -153,6 +155,21 @@ def dot_products(factor: str, lanes: int, total_lanes: int, step: Callable[[Any,
             total, _vector(rows, row * lanes, lanes), _vector(columns, column * lanes, lanes)
         ),
     )
+
+
+def tile_products(product: TileProduct) -> None:
+    """Add a product of tiles to sums in memory. The sizes are in bytes, because its types don't matter."""
+    item_bytes = ROW_BYTES // product.each
+    sizes = product.tall * product.depth, product.lanes * product.depth
+    rows, columns = (
+        T.arg(name, T.buffer((size * item_bytes,), "int8"))
+        for name, size in zip(("rows", "columns"), sizes, strict=True)
+    )
+    result = T.arg("result", T.buffer((product.tall * product.lanes,), "int32"))
+    steps = _steps_argument()
+    with T.serial(steps):
+        sums, data, packed = result.access_ptr("rw"), rows.access_ptr("r"), columns.access_ptr("r")
+        T.evaluate(multiply_tiles(product, sums, product.lanes, data, product.depth, packed))
 
 
 def _add_to_tile(lanes: int, step: Callable[[Any, Any, Any], Any]) -> None:

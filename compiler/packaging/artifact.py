@@ -34,8 +34,9 @@ from compiler.packaging.cuda import CudaError, load_cuda
 from compiler.packaging.large_constants import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.packaging.weights import Weights
-from compiler.target import host_triple, parse_target
+from compiler.target import host_triple, parse_target, target_features
 from compiler.workload import normalise, workload_hash
+from core.library_weights import read_index
 from core.quantization import Quantization
 
 LIBRARY = "model.so"
@@ -47,6 +48,9 @@ INPUTS = "inputs.npz"
 REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
+# The instruction set of AMX's tiles, and the instruction that releases tiles.
+AMX_TILES, TILE_RELEASE = "amx_tile", bytes.fromhex("c4e27849c0")
+_CHUNK_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -168,6 +172,31 @@ class Manifest:
             raise ArtifactError(
                 f"{MANIFEST} is damaged or of another version: {first_line(error)}"
             ) from error
+
+
+def instructions_of(library: IO[bytes], target: str) -> tuple[str, ...]:
+    """Return the instruction sets that a library may use, as Linux names them.
+
+    AMX is among them only if a kernel releases tiles, as all do that use them. Otherwise a library would ask
+    Linux for tiles that it doesn't need.
+    """
+    features = target_features(parse_target(target))
+    if AMX_TILES in features and not _contains(library, TILE_RELEASE):
+        features = frozenset(name for name in features if not name.startswith("amx_"))
+    return tuple(sorted(features))
+
+
+def _contains(library: IO[bytes], code: bytes) -> bool:
+    """Return whether an ELF library has these bytes. Weights behind it are skipped."""
+    left = read_index(library).library_bytes
+    library.seek(0)
+    kept = b""
+    while left > 0 and (chunk := library.read(min(left, _CHUNK_BYTES))):
+        if code in kept + chunk:
+            return True
+        left -= len(chunk)
+        kept = chunk[-len(code) :]
+    return False
 
 
 _NESTED: Mapping[str, Callable[[Any], object]] = {

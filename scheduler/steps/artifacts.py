@@ -14,8 +14,14 @@ from compiler import fallback
 from compiler.children.models import ImportedModel
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
-from compiler.packaging.artifact import Manifest, TaskEntry, Verification, open_artifact, write
-from compiler.target import parse_target, target_features
+from compiler.packaging.artifact import (
+    Manifest,
+    TaskEntry,
+    Verification,
+    instructions_of,
+    open_artifact,
+    write,
+)
 from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind
@@ -229,7 +235,7 @@ def _manifest(model: CompiledModel, entries: tuple[TaskEntry, ...], now: float) 
         created_at=now,
         tasks=entries,
         computed_in=imported.computed_in,
-        instructions=tuple(sorted(target_features(parse_target(device.target)))),
+        instructions=instructions_of(model.library, device.target),
         cache=imported.cache,
         no_cache=imported.no_cache,
     )

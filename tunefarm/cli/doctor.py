@@ -23,6 +23,7 @@ from core.exit_code import ExitCode
 from core.measurement import noise
 from system.command import CommandError
 from system.errors import SettingsError
+from system.linux import request_tiles
 from system.nvcc import find_compiler
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, print_plain, stdout
 from tunefarm.client.client import ClientError
@@ -34,10 +35,14 @@ NOISY = 0.1
 MIN_FREE_BYTES = 2 << 30
 PROBES = 30
 # The features that the search and the estimate use, as spelled in /proc/cpuinfo.
-FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "asimddp", "i8mm", "sve")
+FEATURES = (
+    *("sse4_2", "avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "asimdhp", "asimdfhm", "i8mm", "bf16", "sve"),
+)
 # Runs in a separate process, because entering the sandbox is irreversible.
 SANDBOX_PROBE = "from sandbox.privileges import unshare_namespaces; unshare_namespaces()"
-CPU = Path("/sys/devices/system/cpu")
+CPU, CPU_INFO = Path("/sys/devices/system/cpu"), Path("/proc/cpuinfo")
 PCI, DEV = Path("/sys/bus/pci/devices"), Path("/dev")
 # NVIDIA's vendor id on the PCI bus, and the prefixes of the classes of display and compute devices.
 NVIDIA, DISPLAY = "0x10de", "0x03"
@@ -143,9 +148,18 @@ def check_threads(_: CommandSettings) -> Iterator[Finding]:
 
 
 def check_features(_: CommandSettings) -> Iterator[Finding]:
-    words = set(_text(Path("/proc/cpuinfo")).split())
+    words = set(_text(CPU_INFO).split())
     known = [name for name in FEATURES if name in words]
-    yield Finding("CPU", f"{platform.machine()}: {', '.join(known) or 'no vector instructions known'}")
+    found = f"{platform.machine()}: {', '.join(known) or 'no vector instructions known'}"
+    if "amx_tile" in known and platform.machine() == "x86_64":
+        try:
+            request_tiles()
+        except OSError as error:
+            mend = "update the kernel to 5.16 or later: until then, workers here do without AMX"
+            found = f"{found}; Linux doesn't permit AMX ({error.strerror})"
+            yield Finding("CPU", found, Severity.WARNING, mend)
+            return
+    yield Finding("CPU", found)
 
 
 def check_noise(_: CommandSettings) -> Iterator[Finding]:

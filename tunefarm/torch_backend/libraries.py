@@ -15,8 +15,8 @@ from compiler.children.models import CompileRequest, FusedModel, LibraryKind
 from compiler.importing.formats import exported_program
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import ModelError, first_line
-from compiler.packaging.artifact import ArtifactError, Manifest, ScheduleError
-from compiler.target import detect_device, parse_target, target_features
+from compiler.packaging.artifact import ArtifactError, Manifest, ScheduleError, instructions_of
+from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
 from core.device import Device
 from core.job import JobState
@@ -62,6 +62,8 @@ def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
         raise
     except Exception as error:  # PyTorch and TVM have their own exception classes
         raise CannotCompile(first_line(error)) from error
+    with Path(folder.name, "model.so").open("rb") as library:
+        instructions = instructions_of(library, device.target)
     manifest = Manifest(
         model_name=MODEL_NAME,
         model_sha="",
@@ -73,7 +75,7 @@ def compile_with_known(exported: Exported) -> TemporaryDirectory[str]:
         versions={},
         created_at=time.time(),
         computed_in=model.computed_in,
-        instructions=tuple(sorted(target_features(parse_target(device.target)))),
+        instructions=instructions,
     )
     Path(folder.name, "manifest.json").write_text(manifest.to_json())
     _log.info("compiled a graph with %d of %d schedules known", len(traces), len(tasks))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +21,9 @@ from tvm.tirx import AttrStmt, Evaluate, For, ForKind, SeqStmt
 from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.tile_instructions import multiply_tiles, tile_configuration, use_tiles
 from compiler.lowering.trace import apply_trace, lower
+from compiler.measuring.calibration import TILE_PRODUCT_STEPS, _Calibration
 from compiler.measuring.rounding import Rounding
+from compiler.packaging.artifact import instructions_of
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device, parse_target
 from compiler.tir_nodes import find_all
@@ -28,7 +32,15 @@ from search.dag import Buffer, BufferRole
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
-from search.sketches.tile_products import TileProduct, fitting_product
+from search.sketches.tile_products import (
+    MAX_LANES,
+    MAX_ROWS,
+    ROW_BYTES,
+    SUMS,
+    TILE_ROWS,
+    TileProduct,
+    fitting_product,
+)
 from tests.amx import emulator
 from tests.marks import slow_lane_except
 
@@ -199,6 +211,38 @@ def test_sapphire_rapids_multiplies_by_tiles() -> None:
     source = _compiled(module, program, SAPPHIRE_RAPIDS).mod.inspect_source("asm")
     for instruction in ("ldtilecfg", "tileloadd", "tdpbusd", "tilestored", "tilerelease"):
         assert re.search(rf"^\s+{instruction}\b", source, re.MULTILINE), instruction
+
+
+def test_only_libraries_with_tiles_need_them(tmp_path: Path) -> None:
+    module, file = CASES["tdpbusd"], tmp_path / "model.o"
+    untiled = replace(SAPPHIRE_RAPIDS, features=tuple(set(SAPPHIRE_RAPIDS.features) - {"amx_tile"}))
+    for device, uses in ((SAPPHIRE_RAPIDS, True), (untiled, False)):
+        program = sample(generate(read_dag(module), device)[0], 8, np.random.default_rng(0)).program(0)
+        assert any(stage.intrinsic.startswith("amx_") for stage in program.sketch.stages) == uses
+        _compiled(module, program, device).mod.write_to_file(str(file), "o")
+        with file.open("rb") as library:
+            needed = instructions_of(library, SAPPHIRE_RAPIDS.target)
+        assert {"amx_tile", "amx_int8", "amx_bf16"}.issubset(needed) == uses
+        assert "avx512_vnni" in needed
+        assert any(name.startswith("amx_") for name in needed) == uses
+
+
+@needs_emulator
+def test_calibration_multiplies_tiles() -> None:
+    measuring = _Calibration(EMULATED, time.perf_counter)
+    tiles = (MAX_ROWS // TILE_ROWS) * (MAX_LANES // SUMS) * TILE_PRODUCT_STEPS
+    with emulator.emulated() as counts:
+        for benchmark in measuring._tile_products():
+            benchmark.call(2)
+            benchmark.record(1024.0, 1e9)
+            if measuring._measured["multiply_adds"].keys() == {"amxint8"}:
+                call: Any = benchmark.call
+                assert (call.args[2].numpy() == 1 + 2 * TILE_PRODUCT_STEPS * ROW_BYTES).all()
+    # Each step loads its operands: as many tiles as it multiplies.
+    assert counts["multiply"] == 2 * 2 * tiles
+    assert counts["load"] == 2 * 2 * (tiles + 4)
+    # 16,384 vectors of 32 bytes in 1,024 cycles.
+    assert measuring._measured["multiply_adds"] == {"amxint8": 16.0, "amxbfloat16": 16.0}
 
 
 def _plain(rows: int, lanes: int, depth: int, *dtypes: str) -> tvm.IRModule:

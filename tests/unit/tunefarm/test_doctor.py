@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import socket
 import sys
 from pathlib import Path
@@ -133,3 +134,24 @@ def test_this_machine_is_described() -> None:
         for finding in check(CommandSettings()):
             assert finding.found
             assert bool(finding.mend) == (finding.state is not doctor.Severity.OK)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 has AMX")
+def test_the_doctor_names_amx_and_whether_linux_permits_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 avx512_bf16 amx_bf16 amx_tile amx_int8\n")
+    monkeypatch.setattr(doctor, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(doctor, "request_tiles", lambda: None)
+    [found] = doctor.check_features(CommandSettings())
+    assert found.state is doctor.Severity.OK
+    assert found.found == "x86_64: avx2, avx512_bf16, amx_tile, amx_int8, amx_bf16"
+
+    def refuse() -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(doctor, "request_tiles", refuse)
+    [found] = doctor.check_features(CommandSettings())
+    assert found.state is doctor.Severity.WARNING
+    assert found.found.endswith("; Linux doesn't permit AMX (Invalid argument)")
+    assert "5.16" in found.mend
