@@ -15,13 +15,16 @@ def register_tile(
     rows: int, columns: int, depth: int, dtype: str = "float32", inner: int = 0
 ) -> tvm.IRModule:
     """Return a product with unrolled rows, and columns that are one vector. With `inner`, as many steps of
-    the reduction are a loop of their own.
+    the reduction are a loop of their own. Products of float16 are added in float32.
     """
+    total = "float32" if dtype == "float16" else dtype
     data = te.placeholder((rows, depth), dtype, name="data")
     weight = te.placeholder((depth, columns), dtype, name="weight")
     k = te.reduce_axis((0, depth), "k")
     product = te.compute(
-        (rows, columns), lambda i, j: te.sum(data[i, k] * weight[k, j], axis=k), name="product"
+        (rows, columns),
+        lambda i, j: te.sum(data[i, k].astype(total) * weight[k, j].astype(total), axis=k),
+        name="product",
     )
     schedule = Schedule(module([data, weight, product]))
     block = schedule.get_sblock("product")

@@ -16,6 +16,7 @@ from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.fragments import declare_as_halves, point_by_types, use_mma_sync
+from compiler.codegen.half_products import multiply_halves
 from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
@@ -32,7 +33,12 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: finish(use_tiles(keep_on_stack(prefetch_operands(load_lanes(module)))))
+
+        def prepare(module: tvm.IRModule) -> tvm.IRModule:
+            loaded = load_lanes(multiply_halves(module))
+            return use_tiles(keep_on_stack(prefetch_operands(loaded)))
+
+        return lambda module: finish(prepare(module))
 
     def finish_fragments() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_device()

@@ -28,6 +28,7 @@ from compiler.measuring.random_inputs import limits
 from compiler.precision.tf32 import multiplies_rounded
 from compiler.reading.blocks import is_expensive
 from compiler.tir_nodes import find_all, op_name
+from search.sketches.half_products import BLOCK_TERMS
 
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 # Operations that may amplify the relative error: a divisor may be small, and a limit or a choice may shrink a
@@ -75,8 +76,9 @@ class Rounding:
     has_steps: bool = False
 
     @classmethod
-    def of(cls, function: tirx.PrimFunc) -> Rounding:
-        """Sum the rounding errors of all blocks.
+    def of(cls, function: tirx.PrimFunc, *, in_blocks: bool = False) -> Rounding:
+        """Sum the rounding errors of all blocks. If the device adds products of float16 `in_blocks`, these
+        are rounded to halves (`search.sketches.half_products`).
 
             conv[...] += data[...] * weight[...]      # 4608 times, float32
             out[...] = max(conv[...] + bias[...], 0)
@@ -91,6 +93,9 @@ class Rounding:
             is_of_halves = terms > 1 and _may_be_truncated(block)
             truncations = TRUNCATIONS * terms if is_of_halves else 0.0
             flushed += FLUSHED * terms if is_of_halves else 0.0
+            if terms > 1 and in_blocks and _multiplies(block, "float16"):
+                relative += SUM_FACTOR * math.sqrt(min(terms, BLOCK_TERMS)) * epsilon("float16")
+                flushed += terms * float(limits("float16").smallest_subnormal)
             for store in find_all(block.body, tirx.BufferStore):
                 dtype = str(store.buffer.ty.dtype)
                 operations = _operations(store)
@@ -200,10 +205,15 @@ def _may_be_truncated(block: SBlock) -> bool:
     most 16 bits or are rounded to TF32, and its products are float32.
     """
     values = [store.value for store in find_all(block.body, tirx.BufferStore)]
-    products = [one for value in values for one in find_all(value, tirx.Mul) if _is_float32(one)]
-    return any(map(multiplies_rounded, values)) or any(
-        isinstance(factor, tirx.Cast) and str(factor.value.ty.dtype) in ("float16", "bfloat16")
-        for product in products
+    return any(map(multiplies_rounded, values)) or _multiplies(block, "float16", "bfloat16")
+
+
+def _multiplies(block: SBlock, *types: str) -> bool:
+    """Return whether a block multiplies values of these types in float32."""
+    return any(
+        isinstance(factor, tirx.Cast) and str(factor.value.ty.dtype) in types
+        for product in find_all(block.body, tirx.Mul)
+        if _is_float32(product)
         for factor in (product.a, product.b)
     )
 

@@ -58,10 +58,11 @@ from compiler.packaging.artifact import (
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
 from compiler.packaging.weights import bind_weights
-from compiler.target import parse_target
+from compiler.target import parse_target, target_features
 from compiler.workload import from_json
 from core.library_check import check_library
 from core.measurement import Footprint, Measurement, Outcome
+from search.sketches.half_products import adds_in_blocks
 
 # The inputs with which whole models are compared. The last ones are also used for timing.
 MODULE_INPUTS = (InputKind.LARGE, InputKind.ORDINARY)
@@ -266,7 +267,8 @@ class LocalRunner:
     def _compile_reference(self, module_json: str) -> ReferencePrograms:
         module = self._workload(module_json)
         compute = self._compile_trusted(module)
-        rounding = Rounding.of(module["main"])
+        in_blocks = adds_in_blocks(target_features(self._target))
+        rounding = Rounding.of(module["main"], in_blocks=in_blocks)
         nudged = nudge_recomputed(module) if rounding.amplified else module
         compute_nudged = compute if nudged is module else self._compile_trusted(nudged)
         return ReferencePrograms(compute, compute_nudged, rounding)

@@ -1,9 +1,10 @@
 """Compute halves (float16 and bfloat16) in the way that is fastest on the device.
 
 A GPU's tensor cores multiply halves and add up in float32. So do the dot products of bfloat16 of some CPUs.
-Other CPUs compute in float16. Otherwise, each operand would be converted to float32, which takes longer than
-to compute in float32. So such a CPU computes in float32, with weights that were converted ahead of time. Only
-products of one row with large weights keep halves: their time is the time to load the weights.
+Other CPUs compute in float16 (`search.sketches.half_products`). Otherwise, each operand would be converted to
+float32, which takes longer than to compute in float32. So such a CPU computes in float32, with weights that
+were converted ahead of time. Only products of one row with large weights keep halves: their time is the time
+to load the weights.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from compiler.constants.fold import constant, rewrite_functions, static_shape
 from compiler.precision.packed_weights import CACHED_BYTES
 from compiler.precision.quantized import CONVOLUTIONS
 from compiler.target import target_features
+from search.sketches.half_products import HALF_ARITHMETIC, adds_in_blocks
 from search.sketches.intrinsics import dot_product
+from search.sketches.tile_products import INSTRUCTIONS, fitting_product
 
-# The instruction sets that compute in halves, as Linux names them.
-HALF_ARITHMETIC = frozenset({"avx512_fp16", "asimdhp"})
 HALVES = frozenset({"float16", "bfloat16"})
 # The fewest sums of an instruction.
 MIN_LANES = 8
@@ -116,8 +117,8 @@ def _is_half(expr: relax.Expr) -> bool:
 
 
 def compute_halves(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Compute halves of a CPU's model in float32 where that is faster. Products always sum in float32,
-    except products of float16 on a CPU with float16 arithmetic.
+    """Compute halves of a CPU's model in float32 where that is faster. Products always sum in float32, or
+    add blocks of bounded length in halves (`search.sketches.half_products`).
 
         gv = conv2d(x, w)                             # x, w: float16
         gv1 = relu(gv)
@@ -147,8 +148,10 @@ def count_products(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[int, i
     forms, found = _Forms(target_features(target)), list[_Form]()
 
     def visit(expr: relax.Expr) -> None:
-        if getattr(getattr(expr, "op", None), "name", "") in SUMS and forms.halves_of(expr):
-            found.append(forms.form(expr))
+        if getattr(getattr(expr, "op", None), "name", "") in SUMS:
+            form = forms.form(expr)
+            if form is _Form.FLOATS or forms.halves_of(expr):
+                found.append(form)
 
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
@@ -202,7 +205,13 @@ class _Forms:
         self._features = features
         # Types in which the CPU computes everything.
         self._native = {"float16"} if HALF_ARITHMETIC & set(features) else set[str]()
-        self._dots = {dtype for dtype in HALVES if dot_product(features, MIN_LANES, dtype, "float32")}
+        self._tiles = {
+            one.rows: name
+            for name, one in INSTRUCTIONS.items()
+            if one.rows in HALVES and set(one.features) <= set(features)
+        }
+        dots = {dtype for dtype in HALVES if dot_product(features, MIN_LANES, dtype, "float32")}
+        self._dots = dots | self._tiles.keys()
 
     def halves_of(self, call: Call) -> set[str]:
         """Return the types of a call's operands that are halves without arithmetic of their own."""
@@ -215,6 +224,10 @@ class _Forms:
 
     def form(self, call: Call) -> _Form:
         name, halves = getattr(call.op, "name", ""), self.halves_of(call)
+        if name in SUMS and {str(one.ty.dtype) for one in (call, *call.args)} <= self._native:
+            # The few terms of a depthwise convolution don't fill blocks.
+            is_grouped = int(getattr(call.attrs, "groups", 1)) > 1
+            return _Form.FLOATS if is_grouped and adds_in_blocks(self._features) else _Form.PRODUCT
         if len(halves) != 1:
             return _Form.UNCHANGED
         if name in SUMS:
@@ -228,25 +241,31 @@ class _Forms:
         return _Form.FLOATS if name in ELEMENTWISE or is_widened or is_moved else _Form.UNCHANGED
 
     def _fits_dots(self, call: Call, dtype: str) -> bool:
-        """Return whether dot products of this type compute a product; convolutions with a constant weight are
-        padded to even numbers of channels.
+        """Return whether dot products or tiles of this type compute a product; convolutions with a constant
+        weight are padded to even numbers of channels.
         """
         data, other = (static_shape(argument) for argument in call.args)
         if data is None or other is None or min(len(data), len(other)) < 2:
             return False
         if call.op.name == "relax.matmul":
-            lanes, depth, is_padded = other[-1], other[-2], False
+            rows, lanes, depth, is_padded = data[-2], other[-1], other[-2], False
         elif call.op.name in CONVOLUTIONS:
             _, data_layout, kernel_layout = CONVOLUTIONS[call.op.name]
             attrs = call.attrs
             layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or data_layout)
             if layouts != (data_layout, kernel_layout, data_layout) or int(attrs.groups) > 1:
                 return False
+            # Rows are neighbouring pixels, whose windows must be neighbours, too.
+            rows = int(call.ty.shape[-1]) if {int(each) for each in attrs.strides} == {1} else 0
             lanes, depth, is_padded = other[0], other[1], isinstance(call.args[1], GenericConst)
         else:
             return False
+        depth += depth % 2 if is_padded else 0
         found = dot_product(self._features, lanes, dtype, "float32")
-        return found is not None and (depth % found.depth == 0 or is_padded)
+        if found is not None and depth % found.depth == 0:
+            return True
+        tiles = self._tiles.get(dtype)
+        return tiles is not None and rows > 0 and fitting_product(rows, lanes, depth, tiles) is not None
 
 
 def _streams_weights(call: Call) -> bool:
@@ -283,7 +302,8 @@ class _Widening(relax.PyExprMutator):
                 self._wide.add(call.args[0])
             return call
         if form is _Form.PRODUCT:
-            result = self._padded(call) if name in CONVOLUTIONS else _product(call, call.args, "float32")
+            pads = name in CONVOLUTIONS and self._forms.halves_of(call)
+            result = self._padded(call) if pads else _product(call, call.args, "float32")
         else:
             operands = [self._floats(argument) for argument in call.args]
             if name == "relax.astype":

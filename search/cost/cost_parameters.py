@@ -17,7 +17,7 @@ from search.sketches.factors import Ints
 LINE_BYTES = 64
 PAGE_BYTES = 4096
 # Instructions that Arm cores decode per cycle, by LLVM's name of the core, and of others.
-DISPATCH = {"cortex-a53": 2.0, "cortex-a57": 3.0, "cortex-a72": 3.0}
+DISPATCH = {"cortex-a53": 2.0, "cortex-a55": 2.0, "cortex-a57": 3.0, "cortex-a72": 3.0}
 ARM_DISPATCH = 4.0
 
 

@@ -15,6 +15,8 @@ with
     spills: the cost of accumulators beyond the registers
 A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
 stores.
+A block of halves (search.sketches.half_products) is converted and added to sums of float32. Where these lack
+registers, they are loaded and stored for every block.
 The node takes as many steps as it has iterations, minus those that add known zeros (search.cost.sparsity).
 """
 
@@ -36,6 +38,12 @@ from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
+from search.sketches.half_products import (
+    BLOCK_TERMS,
+    LONG_PRODUCTS,
+    adds_in_blocks,
+    multiplies_halves,
+)
 from search.sketches.intrinsics import intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import StageKind
@@ -46,6 +54,9 @@ from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
 MERGING_DEPTH = 6
 # A step's instructions that count iterations, move pointers and prefetch.
 LOOP_INSTRUCTIONS = 5
+# The instructions after each block of halves: two that convert a vector of them, and two that add it to sums,
+# which take two registers. The sums are loaded and stored in pairs.
+CONVERTED, RELOADED, SUM_REGISTERS = 4, 2, 2
 
 
 def register_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
@@ -57,9 +68,10 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
-    instructions = body.accumulators + loads + LOOP_INSTRUCTIONS / body.unrolled
+    arithmetic = body.accumulators + body.converted
+    instructions = arithmetic + loads + LOOP_INSTRUCTIONS / body.unrolled
     step = np.maximum.reduce(
-        [body.accumulators / issue, loads / parameters.loads, chained, instructions / parameters.dispatch]
+        [arithmetic / issue, loads / parameters.loads, chained, instructions / parameters.dispatch]
     )
     missing = body.accumulators + body.operands - parameters.registers
     spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
@@ -105,12 +117,15 @@ class _Body:
     at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. `chain` steps
     follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept` steps the
     accumulators are stored. `is_flat` says that the loops around the innermost reduction are unrolled, too.
-    An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle.
+    An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load
+    has at most `loaded` lanes. Each step takes a share of the `converted` instructions after a block of
+    halves.
     """
 
     tile: Ints
     width: Ints
     lanes: int
+    loaded: int
     instructions: Floats
     accumulators: Floats
     operands: Floats
@@ -120,11 +135,20 @@ class _Body:
     is_flat: NDArray[np.bool_]
     depth: int
     issue: float
+    converted: Floats
 
     @classmethod
     def of(cls, population: Population, nest: Nest, parameters: CostParameters) -> _Body:
         written = population.sketch.dag.buffer[nest.node.write.buffer]
-        lanes = parameters.device.lanes(written.item_bytes)
+        device, dtype = parameters.device, written.dtype
+        lanes = loaded = device.lanes(written.item_bytes)
+        is_half = multiplies_halves(population.sketch.dag, nest.node) and not nest.stage.intrinsic
+        in_blocks = is_half and adds_in_blocks(device.features)
+        if in_blocks:
+            lanes = loaded = device.lanes(2)
+            dtype = "float16"
+        elif is_half and LONG_PRODUCTS in device.features:
+            loaded = device.lanes(2)
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
         tile = nest.tile
@@ -140,20 +164,34 @@ class _Body:
         # Without loops between the reduction levels the accumulators stay in registers for both.
         is_flat = unrolled >= nest.trips(level) * between
         stays = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
+        operands = _operands(rows, instructions, parameters) + 1
+        converted = np.zeros_like(accumulators)
+        if in_blocks:
+            needed = (1 + SUM_REGISTERS) * accumulators + operands
+            each = CONVERTED + np.where(needed > parameters.registers, RELOADED, 0)
+            converted = accumulators * each / _block_terms(nest.trips(level))
         return cls(
             tile=tile,
             width=width,
             lanes=lanes,
+            loaded=loaded,
             instructions=instructions,
             accumulators=accumulators,
-            operands=_operands(rows, instructions, parameters) + 1,
+            operands=operands,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
-            issue=parameters.issue_of(intrinsic.rate if intrinsic else written.dtype),
+            issue=parameters.issue_of(intrinsic.rate if intrinsic else dtype),
+            converted=converted,
         )
+
+
+def _block_terms(steps: Ints) -> Ints:
+    """Return [programs]: the products of a block, the largest divisor of the steps that is allowed."""
+    sizes = np.arange(1, BLOCK_TERMS + 1)[:, None]
+    return np.asarray(np.where(steps % sizes == 0, sizes, 1).max(axis=0))
 
 
 def _operands(rows: Floats, instructions: Floats, parameters: CostParameters) -> Floats:
@@ -180,11 +218,11 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
     for read in node.reads:
         # Intrinsics read only vectors, because their operands are copied into the right order.
         is_intrinsic = bool(nest.stage.intrinsic)
-        vectors = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=is_intrinsic)
+        vectors = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=is_intrinsic)
         copied = copied_at(population, nest, read)
         if copied is not None and is_permutation(dag, node, read):
             arranged = copied <= nest.depth
-            in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
+            in_order = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
         vectors = vectors / _joined(population, nest, body, read, parameters)

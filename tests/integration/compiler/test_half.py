@@ -26,7 +26,7 @@ from compiler.importing.model import (
 )
 from compiler.packaging.artifact import build_library
 from compiler.precision import half
-from compiler.precision.half import HALF_ARITHMETIC, SUMS, count_products
+from compiler.precision.half import SUMS, count_products
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device, parse_target
 from compiler.variants.choice import VariantModel
@@ -34,6 +34,7 @@ from compiler.workload import from_json
 from examples.quantization import narrowed
 from search.programs.annotate import sample
 from search.rules.space import generate
+from search.sketches.half_products import HALF_ARITHMETIC
 from search.sketches.stage import StageKind
 from tests.compiled import build_module, load_main
 from tests.devices import GPU
@@ -99,11 +100,20 @@ def _types_of_sums(module: tvm.IRModule) -> set[str]:
     return found
 
 
-def test_sums_are_floats_where_halves_have_no_arithmetic(model: RelaxModel) -> None:
+def test_products_read_halves_where_these_have_arithmetic(model: RelaxModel) -> None:
     without = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}'
     with_arithmetic = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+fullfp16"]}'
-    assert _types_of_sums(convert_operators(model, without)) == {"float32"}
-    assert _types_of_sums(convert_operators(model, with_arithmetic)) == {"float16"}
+    computed = [convert_operators(model, target) for target in (without, with_arithmetic)]
+    for module in computed:
+        assert _types_of_sums(module) == {"float32"}
+    plain, own = map(_types, computed)
+    assert plain["nn.conv2d"] == plain["nn.max_pool2d"] == {"float32"}
+    assert own["nn.conv2d"] == own["matmul"] == {"float16", "float32"}
+    assert own["nn.max_pool2d"] == {"float16"}
+    # The depthwise convolution has too few terms for blocks of halves.
+    assert count_products(model.module, parse_target(with_arithmetic)) == (1, 1)
+    long_products = with_arithmetic.replace("+fullfp16", "+fp16fml")
+    assert count_products(model.module, parse_target(long_products)) == (0, 0)
 
 
 @needs_floats
@@ -167,6 +177,14 @@ def test_dot_products_read_halves_and_the_rest_is_float32() -> None:
     assert types["nn.relu"] == {"float32"}
     names = [task.name.split()[0] for task in extract_tasks(fuse(model, GENOA))]
     assert not any("astype" in name and "conv2d" not in name for name in names[1:]), names
+
+
+def test_tiles_multiply_bfloat16_without_dot_products() -> None:
+    """The first convolution has too few channels for tiles, and the classifier a single row."""
+    tiles = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell","mattr":["+amx-bf16","+amx-int8"]}'
+    model = _residual(TensorProto.BFLOAT16)
+    assert _types(convert_operators(model, tiles))["nn.conv2d"] == {"bfloat16", "float32"}
+    assert count_products(model.module, parse_target(tiles)) == (2, 3)
 
 
 def test_products_in_float32_are_counted() -> None:
