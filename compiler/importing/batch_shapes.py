@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Mapping
 from typing import IO, TypeGuard
 
 from compiler.importing.spec import ModelError, Shape
-from core.model_format import input_dimensions
+from core.exported_programs import MalformedProgram, program_inputs
+from core.model_format import ModelFormat, UnknownFormat, input_dimensions, recognise
 
 
 def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
-    """Return `shapes`, completed for inputs whose leading dimension the .onnx file leaves open. That
-    dimension becomes the batch wherever the file names it. Weights are skipped, not read.
+    """Return `shapes`, completed for inputs whose leading dimension the file leaves open. That dimension
+    becomes the batch wherever the file names it. Weights are skipped, not read.
 
     Raises ModelError if no leading dimension is open, or if other dimensions are open, too.
     """
-    try:
-        inputs = input_dimensions(file)
-    except ValueError as error:
-        raise ModelError("the file is truncated or not an ONNX model: it is no ONNX protobuf") from error
+    inputs = _input_dimensions(file)
     leading = {name: dims[0] for name, dims in inputs.items() if dims}
     open_inputs = [name for name, dim in leading.items() if not _is_fixed(dim) and name not in shapes]
     if not open_inputs and not shapes:
@@ -41,6 +41,31 @@ def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> di
             )
         found[name] = tuple(extent for extent in extents if extent is not None)
     return found
+
+
+def _input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:
+    """Return the dimensions of a file's inputs, except those that follow from others. Raises ModelError."""
+    try:
+        format_ = recognise(file)
+        file.seek(0)
+        if format_ is ModelFormat.ONNX:
+            return input_dimensions(file)
+        if format_ is ModelFormat.ONNX_ARCHIVE:
+            with tarfile.open(fileobj=file) as archive:
+                first = archive.next()
+                model = archive.extractfile(first) if first is not None else None
+                return input_dimensions(io.BytesIO(model.read() if model is not None else b""))
+        if format_ is ModelFormat.EXPORTED_PROGRAM:
+            program = program_inputs(file)
+            return {name: dims for name, dims in program.dimensions.items() if name not in program.computed}
+    except (UnknownFormat, MalformedProgram) as error:
+        raise ModelError(str(error)) from error
+    except (ValueError, tarfile.TarError) as error:
+        raise ModelError("the file is truncated or not an ONNX model: it is no ONNX protobuf") from error
+    raise ModelError(
+        f"the inputs of a file in the format {format_} have fixed shapes: export the model with the batch "
+        "that you need, and leave --batch out"
+    )
 
 
 def _is_fixed(dim: int | str) -> TypeGuard[int]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.decoder_names import MASKS, POSITIONS, TOKENS, cache_inputs
+from core.exported_programs import MalformedProgram, ProgramInputs, program_inputs
 from core.job import MAX_MODELS
 from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
-from tunefarm.client.exported_programs import MalformedProgram, ProgramInputs, program_inputs
 
 # The default sizes of a decoder: the new tokens of a step, and the tokens in its cache.
 NEW_TOKENS, CACHED_TOKENS = (1, 32), (256, 1024)
@@ -65,7 +65,7 @@ def sizes_of(
             chosen = _with_defaults(own, given, file.lengths)
             leading = batch or 1
         found.append(_sizes(own, chosen, leading))
-        _check_complete(model, own, found[-1], leading, takes_batch=file is not None and not file.is_shared)
+        _check_complete(model, own, found[-1], leading)
     _check_number(sum(map(len, found)))
     return found
 
@@ -140,11 +140,7 @@ def _with_defaults(
 
 
 def _check_complete(
-    model: Path,
-    inputs: Mapping[str, Dimensions],
-    sizes: Sequence[Size],
-    batch: int | None,
-    takes_batch: bool,
+    model: Path, inputs: Mapping[str, Dimensions], sizes: Sequence[Size], batch: int | None
 ) -> None:
     # A batch is the size of all leading dimensions, even if the file names them.
     batches = {dims[0] for dims in inputs.values() if dims and batch is not None}
@@ -155,7 +151,7 @@ def _check_complete(
             continue
         shape = ",".join(str(dim if _is_fixed(dim) else 1) for dim in dims)
         how = f"--shape {name}={shape}"
-        how = f"--batch 1, or {how}" if left == [0] and takes_batch else how
+        how = f"--batch 1, or {how}" if left == [0] else how
         raise IncompleteShape(
             f"input '{name}' of {model.name} leaves dimensions open {_text(dims)}: give {how}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.networks.decoders import gpt2, llama, whisper
+from tests.exported_program_files import S58, S77, program
 from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
 from tunefarm.client.sizes import IncompleteShape, Shape, Size, SizesError, sizes_of
 
@@ -30,46 +30,6 @@ def named(**inputs: Sequence[Extent]) -> bytes:
     b = Builder()
     first = next(iter(inputs))
     return b.model(dict(inputs), {b.op("Relu", first): inputs[first]})
-
-
-def program(inputs: Mapping[str, Sequence[int | str]], limit: int | None = None, writes: str = "") -> bytes:
-    """The file of an exported program: a dimension is an extent or the text of its formula.
-
-    The operator `writes` has the buffer b_keys, of (1, 64), as its first argument.
-    """
-
-    def tensor(dims: Sequence[int | str]) -> object:
-        formulas = [{"as_expr": {"expr_str": dim, "hint": {"as_int": 3}}} for dim in dims]
-        return {
-            "dtype": 5,
-            "sizes": [
-                {"as_int": d} if isinstance(d, int) else f for d, f in zip(dims, formulas, strict=True)
-            ],
-        }
-
-    of_user = [{"user_input": {"arg": {"as_tensor": {"name": name}}}} for name in inputs]
-    buffer = {"buffer": {"arg": {"name": "b_keys"}, "buffer_name": "keys", "persistent": True}}
-    arguments = [
-        {"name": "self", "arg": {"as_tensor": {"name": "b_keys"}}},
-        {"name": "dim", "arg": {"as_int": 1}},
-    ]
-    described = {
-        "graph_module": {
-            "graph": {
-                "tensor_values": {name: tensor(dims) for name, dims in {"b_keys": (1, 64), **inputs}.items()},
-                "nodes": [{"target": f"torch.ops.aten.{writes or 'relu.default'}", "inputs": arguments}],
-            },
-            "signature": {"input_specs": [buffer, *of_user], "output_specs": [{"user_output": {}}]},
-        },
-        "range_constraints": {"s58": {"min_val": 0, "max_val": limit}},
-    }
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("archive/models/model.json", json.dumps(described))
-    return file.getvalue()
-
-
-S58, S77 = (f"Symbol('{name}', positive=True, integer=True)" for name in ("s58", "s77"))
 
 
 def test_a_dimension_has_the_same_size_in_all_inputs(tmp_path: Path) -> None:
@@ -236,7 +196,7 @@ def test_dimensions_of_an_exported_program_have_sizes(tmp_path: Path) -> None:
         sizes(tmp_path, file, {"n": (1,)})
     with pytest.raises(IncompleteShape, match=r"input 'ids' of .* \(1, s58\): give --shape ids=1,1$"):
         sizes(tmp_path, file, {})
-    with pytest.raises(IncompleteShape, match=r"\(s77, 3\): give --shape x=1,3$"):  # a batch is for ONNX
+    with pytest.raises(IncompleteShape, match=r"\(s77, 3\): give --batch 1, or --shape x=1,3$"):
         sizes(tmp_path, program({"x": (S77, 3)}), {})
     assert "torch" not in sys.modules
 

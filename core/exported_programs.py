@@ -25,7 +25,8 @@ class ProgramInputs:
 
     A dimension is an extent, the name of a dynamic one, or "" for one that is computed from others. The
     service computes the shapes of inputs in `computed` from the other inputs. `limits` has the least and the
-    greatest size of dynamic dimensions. A program that `writes_buffers` may be a decoder with a cache.
+    greatest size of dynamic dimensions. A program that `writes_buffers`, or constants, may be a decoder
+    with a cache.
     """
 
     dimensions: dict[str, tuple[int | str, ...]]
@@ -74,8 +75,13 @@ class _Buffer(msgspec.Struct):
     buffer_name: str
 
 
+class _Constant(msgspec.Struct):
+    arg: _Name
+
+
 class _InputSpec(msgspec.Struct):
     user_input: _NodeInput | None = None
+    tensor_constant: _Constant | None = None
     buffer: _Buffer | None = None
 
 
@@ -125,17 +131,28 @@ def program_inputs(file: IO[bytes]) -> ProgramInputs:
             name: (max(1, one.min_val or 1), one.max_val or _UNLIMITED)
             for name, one in program.range_constraints.items()
         },
-        bool(written),
+        bool(written) or _writes_constants(graph, signature),
     )
 
 
 def _written_buffers(graph: _Graph, signature: _Signature) -> list[str]:
     """Return the values that are buffers, and are written in place or returned as new contents."""
     returned = {spec.buffer_mutation.buffer_name for spec in signature.output_specs if spec.buffer_mutation}
-    firsts = [node.inputs[0].arg.as_tensor for node in graph.nodes if _is_in_place(node)]
-    written = {tensor.name for tensor in firsts if tensor}
+    written = _written(graph)
     buffers = [spec.buffer for spec in signature.input_specs if spec.buffer]
     return [one.arg.name for one in buffers if one.arg.name in written or one.buffer_name in returned]
+
+
+def _writes_constants(graph: _Graph, signature: _Signature) -> bool:
+    """Return whether a program writes constants in place, as it writes transformers' static caches."""
+    constants = {spec.tensor_constant.arg.name for spec in signature.input_specs if spec.tensor_constant}
+    return not constants.isdisjoint(_written(graph))
+
+
+def _written(graph: _Graph) -> set[str]:
+    """Return the values that are written in place."""
+    firsts = [node.inputs[0].arg.as_tensor for node in graph.nodes if _is_in_place(node)]
+    return {tensor.name for tensor in firsts if tensor}
 
 
 def _is_in_place(node: _Node) -> bool:
