@@ -98,13 +98,42 @@ def _write(node: Any, buffer: str, specs: dict[str, TensorSpec]) -> tuple[int, s
     places = tuple(place.meta["val"].shape)
     while place.op == "call_function" and place.target.__name__.partition(".")[0] in _HANDS_ON:
         place = place.args[0]
-    spec = specs.get(place.name)
+    spec = specs.get(place.name) or _counted_from(node.args[1][axes[0]], specs)
     shapes = (places, (1, *places)) if len(places) == 1 else ((1,), (1, 1))
     if spec is None or spec.dtype != "int64" or spec.shape not in shapes:
         raise CacheNotInPlace(
             f"no input with an int64 for each new token gives the places of rows in its buffer '{buffer}'"
         )
     return axes[0], spec.name
+
+
+def _counted_from(place: Any, specs: dict[str, TensorSpec]) -> TensorSpec | None:
+    """Return the input from whose first element a node counts the places of rows; None if it doesn't.
+
+    index = arange(4) + select(cache_position, 0, 0)
+    """
+    torch = importlib.import_module("torch")
+    waiting, found = [place], set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    inputs = [node for node in found if node.op == "placeholder"]
+    spec = specs.get(inputs[0].name) if len(inputs) == 1 else None
+    if spec is None or spec.dtype != "int64":
+        return None
+    count = math.prod(place.meta["val"].shape)
+    for first in (0, 3):
+        given = torch.arange(first, first + math.prod(spec.shape)).reshape(spec.shape)
+        values = {inputs[0]: given}
+        for node in place.graph.nodes:
+            if node in found and node not in values:
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+        if values[place].reshape(-1).tolist() != [*range(first, first + count)]:
+            return None
+    return spec
 
 
 def _tokens(inputs: list[TensorSpec], count: int) -> tuple[TensorSpec, int]:

@@ -392,7 +392,9 @@ def _load(content: Content) -> tuple[Any, Any]:
     try:
         file.seek(0)
         with _quietly(), _collecting(failures):
-            return torch, torch.export.load(file)
+            program = torch.export.load(file)
+            _keep_written_constants(torch, program)
+            return torch, program
     except Exception as error:
         raise _unreadable(torch, failures[0] if failures else error) from error
 
@@ -410,12 +412,91 @@ def of_program(program: Any) -> ExportedProgram:
     torch = importlib.import_module("torch")
     with _quietly():
         decomposed = program.run_decompositions()
+    _replace_copies(torch, decomposed)
+    _drop_unread_buffers(decomposed)
     signature = decomposed.graph_signature
     names = {spec.target: spec.arg.name for spec in signature.input_specs if spec.kind.name == "BUFFER"}
     buffers = {output: names[buffer] for output, buffer in signature.buffers_to_mutate.items()}
     if _pass_states(torch, decomposed):
         program = decomposed
     return ExportedProgram(program, decomposed, _inputs(decomposed), buffers)
+
+
+def _keep_written_constants(torch: Any, program: Any) -> None:
+    """Make constants that a program writes in place buffers: PyTorch can't decompose a program that writes
+    constants. transformers' static caches are such constants, and also buffers that nothing reads.
+    """
+    specs = program.graph_signature.input_specs
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    buffers = {
+        _place(program.state_dict.get(spec.target, program.constants.get(spec.target))): nodes[spec.arg.name]
+        for spec in specs
+        if spec.kind.name == "BUFFER"
+    }
+    written = {
+        node.args[0].name
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.args and _writes(node.target)
+    }
+    for spec in [one for one in specs if one.kind.name == "CONSTANT_TENSOR" and one.arg.name in written]:
+        constant = program.constants[spec.target]
+        if (buffer := buffers.get(_place(constant))) is not None:
+            # No two inputs of a program that is decomposed may share memory.
+            nodes[spec.arg.name].replace_all_uses_with(buffer)
+            program.graph.erase_node(nodes[spec.arg.name])
+            specs.remove(spec)
+            del program.constants[spec.target]
+        else:
+            program.state_dict[spec.target] = program.constants.pop(spec.target)
+            spec.kind, spec.persistent = torch.export.graph_signature.InputKind.BUFFER, True
+    program.graph_module.recompile()
+
+
+def _place(tensor: Any) -> object:
+    """Return what is equal for tensors that are views of the same elements."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _writes(target: Any) -> bool:
+    """Return whether an operator writes its first argument."""
+    arguments = getattr(getattr(target, "_schema", None), "arguments", ())
+    return bool(arguments and arguments[0].alias_info is not None and arguments[0].alias_info.is_write)
+
+
+def _replace_copies(torch: Any, program: Any) -> None:
+    """Use a value itself where it was copied into a tensor of the same shape and type."""
+    for node in [one for one in program.graph.nodes if one.target is torch.ops.aten.copy.default]:
+        into, value = (one.meta["val"] for one in node.args[:2])
+        if (into.shape, into.dtype) == (value.shape, value.dtype):
+            node.replace_all_uses_with(node.args[1])
+            for spec in program.graph_signature.output_specs:
+                if spec.arg.name == node.name:
+                    spec.arg = torch.export.graph_signature.TensorArgument(node.args[1].name)
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def _drop_unread_buffers(program: Any) -> None:
+    """Don't return new contents of buffers that nothing reads, such as the length of a cache that each call
+    sets first.
+    """
+    signature = program.graph_signature
+    unread = {
+        spec.target
+        for spec, node in zip(signature.input_specs, program.graph.nodes, strict=False)
+        if spec.kind.name == "BUFFER" and not node.users
+    }
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    kept = [
+        place
+        for place, spec in enumerate(signature.output_specs)
+        if spec.kind.name != "BUFFER_MUTATION" or spec.target not in unread
+    ]
+    if len(kept) < len(signature.output_specs):
+        output.args = (tuple(output.args[0][place] for place in kept),)
+        signature.output_specs[:] = [signature.output_specs[place] for place in kept]
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
 
 
 def _leave_out_nones(program: Any) -> None:

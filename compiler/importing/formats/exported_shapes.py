@@ -80,7 +80,8 @@ def with_sizes(program: Any, shapes: Mapping[str, Shape]) -> Any:
             )
         made.append(torch.zeros(extents, dtype=value.dtype))
     arguments, keywords = torch.utils._pytree.tree_unflatten(made, program.call_spec.in_spec)
-    return torch.export.export(program.module(check_guards=False), arguments, keywords)
+    with torch.no_grad():
+        return torch.export.export(program.module(check_guards=False), arguments, keywords)
 
 
 def _taken(program: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from compiler.importing.spec import ModelError
 from compiler.target import detect_device
 from compiler.verifying.decoder_cache import check_shorter_steps
 from compiler.verifying.imported import Imported, verify_file
+from core.exported_programs import program_inputs
 from tests.compiled import build_module
 from tests.compiled_models import manifest_of
-from tunefarm.client.exported_programs import program_inputs
 from tunefarm.client.sizes import sizes_of
 
 torch: Any = pytest.importorskip("torch")
@@ -158,10 +159,11 @@ class StaticCache(nn.Module):  # type: ignore[name-defined]
 
     def forward(self, input_ids: Any, cache_position: Any) -> Any:
         x = self.embedding(input_ids)
+        cache_position = self.places(input_ids, cache_position)
         angle = cache_position[:, None] / torch.arange(1, HEAD + 1)
         seen = torch.arange(TOKENS) <= cache_position[:, None]
         for layer in range(2):
-            keys, values = (getattr(self, f"{kind}_cache_{layer}") for kind in ("key", "value"))
+            keys, values = (self.cache(f"{kind}_cache_{layer}") for kind in ("key", "value"))
             self.writes(keys, cache_position, self.heads(self.key(x)) * angle.cos())
             self.writes(values, cache_position, self.heads(self.value(x)))
             whole = [
@@ -172,6 +174,33 @@ class StaticCache(nn.Module):  # type: ignore[name-defined]
             mixed = functional.scaled_dot_product_attention(query, *whole, attn_mask=seen)
             x = x + mixed.transpose(1, 2).reshape(1, x.shape[1], -1)
         return self.out(x)
+
+    def places(self, input_ids: Any, cache_position: Any) -> Any:
+        return cache_position
+
+    def cache(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class HeldCache(StaticCache):
+    """Holds its buffers, and the number of its tokens, where torch.export takes them for constants, as
+    transformers' static caches do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_copied_by_index)
+        self.register_buffer("length", torch.tensor(0))
+        self.held = [dict(self.named_buffers())]
+
+    def places(self, input_ids: Any, cache_position: Any) -> Any:
+        length = self.cache("length")
+        length.copy_(cache_position[0])
+        places = torch.arange(input_ids.shape[1]) + length
+        length.add_(input_ids.shape[1])
+        return places
+
+    def cache(self, name: str) -> Any:
+        return self.held[0][name]
 
 
 def _copied_by_index(cache: Any, at: Any, rows: Any) -> None:
@@ -222,9 +251,16 @@ def test_a_network_is_imported_and_right(name: str) -> None:
     assert len(list(verify_file(exported(*NETWORKS[name]()), TARGET, TARGET))) >= 2
 
 
-@pytest.mark.parametrize("writes", [_copied_by_index, _assigned])
-def test_a_static_cache_stays_in_the_library(writes: Callable[..., None], tmp_path: Path) -> None:
-    network = StaticCache(writes).eval()
+STATIC_CACHES: list[Callable[[], StaticCache]] = [
+    partial(StaticCache, _copied_by_index),
+    partial(StaticCache, _assigned),
+    HeldCache,
+]
+
+
+@pytest.mark.parametrize("made", STATIC_CACHES, ids=["copied", "assigned", "held"])
+def test_a_static_cache_stays_in_the_library(made: Callable[[], StaticCache], tmp_path: Path) -> None:
+    network = made().eval()
     file = exported(network, TOKEN)
     assert len(list(verify_file(file, TARGET, TARGET))) >= 2
     device = detect_device(1)
@@ -306,12 +342,16 @@ def test_an_outline_has_dynamic_dimensions() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_gives_a_dynamic_decoder_its_sizes(tmp_path: Path) -> None:
-    file = saved(StaticCache(_copied_by_index), THREE_TOKENS, DYNAMIC_TOKENS)
+@pytest.mark.parametrize("made", [STATIC_CACHES[0], HeldCache], ids=["copied", "held"])
+def test_the_command_gives_a_dynamic_decoder_its_sizes(
+    made: Callable[[], StaticCache], tmp_path: Path
+) -> None:
+    file = saved(made(), THREE_TOKENS, DYNAMIC_TOKENS)
     (tmp_path / "model.pt2").write_bytes(file)
-    with (tmp_path / "model.pt2").open("rb") as opened:
-        found = program_inputs(opened).dimensions
-    assert found == {one.name: one.shape for one in read_outline(file).inputs}
+    if made is not HeldCache:
+        with (tmp_path / "model.pt2").open("rb") as opened:
+            found = program_inputs(opened).dimensions
+        assert found == {one.name: one.shape for one in read_outline(file).inputs}
     [sizes] = sizes_of([tmp_path / "model.pt2"], {})
     caches = [read(file, size.shapes).to_relax().cache for size in sizes]
     assert [(one.count, one.capacity) for one in caches if one] == [(1, TOKENS), (5, TOKENS)]
