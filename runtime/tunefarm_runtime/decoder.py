@@ -10,14 +10,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunefarm_runtime.errors import RunError
+from tunefarm_runtime.errors import LoadError, RunError
 from tunefarm_runtime.library import Library, allocate
-from tunefarm_runtime.manifest import Cache, Manifest
+from tunefarm_runtime.manifest import Cache, Manifest, Tensor
 
 Array = NDArray[Any]
+# Sizes of several files must agree on this many tokens, up to a fraction of the largest output.
+AGREED_TOKENS, AGREEMENT = 2, 1e-2
 # A size is padded to run fewer new tokens if they are at least this fraction of its tokens.
 MIN_SIZE_RATIO = 0.25
 _Size = tuple[int, Manifest, Cache]
+
+
+def share_cache(sizes: Sequence[Manifest]) -> bool:
+    """Return whether the decoders of several files keep one kind of cache, as a decoder for the first tokens
+    and one for each later token do. Its capacity, and the number of new tokens, may differ.
+    """
+    return len({_kind(size) for size in sizes}) == 1 and sizes[0].cache is not None
+
+
+def _kind(size: Manifest) -> object:
+    """Return what sizes have in common that keep one kind of cache."""
+    cache = size.cache
+    if cache is None:
+        return None
+    axes = {**cache.buffers, **cache.tokens}
+
+    def extents(spec: Tensor) -> list[int | None]:
+        return [None if axes.get(spec.name) == axis else extent for axis, extent in enumerate(spec.shape)]
+
+    inputs = sorted((spec.name, spec.dtype, str(extents(spec))) for spec in size.inputs)
+    return (
+        cache.position,
+        tuple(sorted(axes.items())),
+        tuple(inputs),
+        tuple(one.dtype for one in size.outputs),
+    )
 
 
 class Decoder:
@@ -60,6 +88,45 @@ class Decoder:
                 self._tensors, self._arrays, self._capacity = {}, {}, 0
             for array in self._arrays.values():
                 array[...] = 0
+
+    def check_agreement(self) -> None:
+        """Compare the outputs of all sizes for a few tokens. Raises LoadError if they differ by more than
+        roundings, as those of decoders with different weights do.
+        """
+        rng = np.random.default_rng(0)
+        ((name, axis),) = self._cache.tokens.items()
+        spec = next(one for one in self._first.inputs if one.name == name)
+        shape = tuple(AGREED_TOKENS if at == axis else extent for at, extent in enumerate(spec.shape))
+        tokens = Tensor(name, shape, spec.dtype).draw(rng)
+        others = {one.name: one.draw(rng) for one in self._first.inputs if one.name in self._held_names}
+        found = [self._rows(size, tokens, axis, others) for size in self._sizes]
+        for (_, manifest, _), rows in zip(self._sizes[1:], found[1:], strict=True):
+            for wanted, row in zip(found[0], rows, strict=True):
+                off = float(np.abs(wanted.astype(np.float64) - row).max(initial=0))
+                if not off <= AGREEMENT * float(np.abs(wanted).max(initial=0)):
+                    raise LoadError(
+                        f"{self._first.folder} and {manifest.folder} compute different outputs (by "
+                        f"{off:.3g}), so they aren't one decoder: name the folder of one"
+                    )
+        self.reset({})
+
+    def _rows(self, size: _Size, tokens: Array, axis: int, others: Mapping[str, Any]) -> list[Array]:
+        """Return the outputs of a size for tokens, in an empty cache. Raises LoadError."""
+        _, manifest, cache = size
+        self._tensors, self._arrays, self._capacity, self.length = {}, {}, 0, 0
+        parts = []
+        try:
+            self._grow(size)
+            for place in range(0, AGREED_TOKENS, cache.count):
+                chunk = tokens.take(range(place, min(place + cache.count, AGREED_TOKENS)), axis)
+                self.length = place
+                parts.append(self._run(size, chunk, axis, others))
+        except RunError as error:
+            raise LoadError(f"{manifest.folder} can't be run beside {self._first.folder}: {error}") from error
+        return [
+            np.concatenate(part, cache.outputs[spec.name]) if spec.name in cache.outputs else part[-1]
+            for spec, part in zip(manifest.outputs, zip(*parts, strict=True), strict=True)
+        ]
 
     def rewind(self, length: int) -> None:
         """Keep only the first `length` tokens. Raises RunError."""

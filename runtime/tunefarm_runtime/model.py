@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunefarm_runtime.decoder import Decoder
+from tunefarm_runtime.decoder import Decoder, share_cache
 from tunefarm_runtime.errors import LoadError, NoSuchSize, RunError
 from tunefarm_runtime.library import Library, to_numpy
 from tunefarm_runtime.manifest import Cache, Manifest, Shape, Tensor
@@ -41,7 +41,8 @@ def load(
     """Load the folder that `tunefarm tune` has written.
 
     Args:
-        folder: It holds one compiled model, or one in several sizes, each in a folder of its own.
+        folder: It holds one compiled model, or one in several sizes, each in a folder of its own. Several
+            files may be the sizes of one decoder: their outputs for two tokens must agree.
         threads: Threads to compute with. By default as many as TVM_NUM_THREADS says, or else as many as the
             model was tuned for, if the process may use that many processors.
         pad: Pad inputs between two sizes at the end of their axes to the next larger size, and cut the
@@ -65,10 +66,13 @@ def load(
     sizes = [Manifest.read(file.parent, trusted) for file in ([own] if own.exists() else inner)]
     if not sizes:
         raise LoadError(f"{root} holds no compiled model: name a folder that tunefarm has written")
-    if len({size.model_sha for size in sizes}) > 1:
+    several = len({size.model_sha for size in sizes}) > 1
+    if several and not share_cache(sizes):
         raise LoadError(f"{root} holds several models: name the folder of one")
     padding: Mapping[str, float] | None = pad if isinstance(pad, Mapping) else {} if pad else None
     model = Model(sizes, threads, padding, fallback)
+    if several:
+        model.check_agreement()
     if padding is not None:
         model.check_padding()
     return model
@@ -238,6 +242,10 @@ class Model:
             library.synchronize()
             secs.append(time.perf_counter() - begin)
         return Timing(tuple(secs))
+
+    def check_agreement(self) -> None:
+        """Compare the sizes of a decoder for a few tokens. Raises LoadError if they differ."""
+        self._kept().check_agreement()
 
     def check_padding(self) -> None:
         """Compare each size with the next larger one on padded inputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tunefarm_runtime import RunError, load
+from tunefarm_runtime import LoadError, RunError, load
 
 from benchmarks.decoders.four_bits import with_four_bits
 from benchmarks.decoders.runtimes import OnnxRuntime
@@ -74,6 +75,31 @@ def test_a_decoder_runs_without_a_compiler(tmp_path: Path) -> None:
     wanted = load(folder).step([1, 2])[0][0, -1, :3]
     np.testing.assert_allclose(list(map(float, found)), wanted, rtol=1e-4)
     assert has_tvm == "False"
+
+
+@pytest.mark.slow
+def test_decoders_of_two_files_are_one_if_their_outputs_agree(tmp_path: Path) -> None:
+    made = {}
+    for name, seed, count in (("prefill", 1, 4), ("decode", 1, 1), ("other", 2, 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        made[name] = compile_decoder(llama(seed=seed), folder, {"sequence": (count,), "past": (8,)}) / "one"
+
+    def together(*names: str) -> Path:
+        root = tmp_path / "-".join(names)
+        for name in names:
+            shutil.copytree(made[name], root / name)
+            text = (root / name / "manifest.json").read_text()
+            (root / name / "manifest.json").write_text(text.replace('"sha"', f'"{name}"'))
+        return root
+
+    model = load(together("decode", "prefill"))
+    tokens = [5, 3, 8, 1, 9, 2]
+    found = [*model.step(tokens[:5])[0][0], *model.step(tokens[5:])[0][0]]
+    single = load(made["decode"])
+    np.testing.assert_allclose(found, [single.step(one)[0][0, 0] for one in tokens], rtol=1e-3, atol=1e-4)
+    with pytest.raises(LoadError, match=r"compute different outputs .*, so they aren't one decoder"):
+        load(together("other", "prefill"))
 
 
 @pytest.mark.slow
