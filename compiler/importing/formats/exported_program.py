@@ -521,6 +521,8 @@ def _pass_states(torch: Any, program: Any) -> bool:
     written = {*signature.buffers_to_mutate.values()}
     for spec in signature.input_specs:
         if spec.kind.name == "BUFFER" and spec.target in written:
+            # TVM's front end would bind a value that isn't in the signature to another input.
+            program.constants.pop(spec.target, None)
             spec.kind, spec.target = kinds.InputKind.USER_INPUT, None
     states = [
         spec
