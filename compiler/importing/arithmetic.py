@@ -30,6 +30,8 @@ _INDEXED_OPERATORS = frozenset(
 # Operators on boxes of images, and the limit of a corner's coordinates.
 _BOX_OPERATORS = frozenset({"relax.vision.roi_align", "relax.vision.roi_pool"})
 _MAX_COORDINATE = 1 << 20
+# The name of the functions that round to the precision of bfloat16.
+ROUNDED = "rounded"
 # TVM generates no code for these functions of bfloat16.
 _FLOAT32_OPERATORS: dict[str, Callable[..., relax.Expr]] = {
     "relax.floor_mod": relax.op.floor_mod,
@@ -80,6 +82,53 @@ def round_to_bfloat16(module: tvm.IRModule) -> tvm.IRModule:
     return rounding.builder_.get()
 
 
+def cast_weights_once(module: tvm.IRModule) -> tvm.IRModule:
+    """Let products on tensor cores read softmaxes in bfloat16 without the step of `round_to_bfloat16`. Such a
+    product doesn't cast them back.
+
+        lv = nn.softmax(x)                                    # float32
+        lv1 = astype(call_tir(rounded, (lv,)), "bfloat16")
+        gv = matmul(lv1, v, out_dtype="float32")
+    ->
+        lv = nn.softmax(x)
+        gv = matmul(astype(lv, "bfloat16"), v, out_dtype="float32")
+    """
+    return rewrite_functions(module, lambda function: _WeightCasts(module).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _WeightCasts(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        if _name(call) != "relax.matmul":
+            return call
+        weights = self._cast_once(call.args[0])
+        return call if weights is None else Call(call.op, [weights, call.args[1]], call.attrs)
+
+    def _cast_once(self, value: relax.Expr) -> relax.Expr | None:
+        """Return a softmax in bfloat16 without the step before the cast; None for other values."""
+        call = self._definition(value)
+        if _name(call) == "relax.reshape":
+            inner = self._cast_once(call.args[0])
+            return None if inner is None else self.builder_.emit(relax.op.reshape(inner, call.args[1]))
+        if _name(call) != "relax.astype" or str(call.attrs.dtype) != "bfloat16":
+            return None
+        rounding = self._definition(call.args[0])
+        if _name(rounding) != "relax.call_tir":
+            return None
+        name, (softmax, *_) = rounding.args[0].name_hint, rounding.args[1]
+        if name.rstrip("0123456789_") != ROUNDED or _name(self._definition(softmax)) != "relax.nn.softmax":
+            return None
+        return self.builder_.emit(relax.op.astype(softmax, "bfloat16"))
+
+    def _definition(self, value: relax.Expr) -> Any:
+        return self.lookup_binding(value) if isinstance(value, relax.Var) else None
+
+
+def _name(expr: Any) -> str:
+    return str(getattr(getattr(expr, "op", None), "name", ""))
+
+
 @relax.expr_functor.mutator
 class _Rounding(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
@@ -89,7 +138,7 @@ class _Rounding(relax.PyExprMutator):
         (x,) = call.args
         if str(op.args[0].ty.dtype) != "float32" or _elements(x) is not None:
             return call
-        rounded = self.builder_.emit(self.builder_.call_te(_rounded, x, primfunc_name_hint="rounded"))
+        rounded = self.builder_.emit(self.builder_.call_te(_rounded, x, primfunc_name_hint=ROUNDED))
         return relax.op.astype(rounded, "bfloat16")
 
 

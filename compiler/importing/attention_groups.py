@@ -8,20 +8,22 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
 from compiler.constants.fold import static_shape
+from search.sketches.tensor_core import SIDE, TENSOR_SINCE
 from search.sketches.variables import MAX_INNERMOST
 
 # The lengths of the partial results of a softmax's sums, which must divide the keys.
 LANES = range(8, MAX_INNERMOST + 1)
 # With fewer keys, the scores of all queries stay in the caches, and the three subgraphs are as fast.
 MIN_KEYS = 512
-# A block of a GPU's kernel keeps the scores of its queries in shared memory.
+# A block of a GPU's kernel without tensor cores keeps the scores of its queries in shared memory.
 MAX_KEYS_ON_GPU = 1024
 # A step of a decoder has a query for each head. Its products read each key once.
 MIN_QUERIES = 16
 
 
-def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
+def fuse_attention(module: tvm.IRModule, capability: int) -> tvm.IRModule:
     """Group scores, softmax, weighted values and the permutation of heads in functions of their own.
+    `capability` is ten times a GPU's compute capability, 0 for CPUs.
 
         lv = matmul(query, key)
         lv1 = multiply(lv, scale)
@@ -32,21 +34,24 @@ def fuse_attention(module: tvm.IRModule, on_gpu: bool) -> tvm.IRModule:
         gv = attention(query, key, value)
 
     Sketches compute it a block of queries at a time (search.sketches.attention_blocks), on a GPU also in one
-    kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels.
+    kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels. Tensor cores with float16 or
+    bfloat16 read any number of keys in blocks.
     """
-    result, named = _pattern(on_gpu)
+    result, named = _pattern(of_halves=bool(capability))
 
-    def is_possible(keys: int) -> bool:
-        if on_gpu:
-            return keys <= MAX_KEYS_ON_GPU
-        return keys >= MIN_KEYS and any(keys % lanes == 0 for lanes in LANES)
+    def is_possible(keys: int, query: relax.Expr) -> bool:
+        if not capability:
+            return keys >= MIN_KEYS and any(keys % lanes == 0 for lanes in LANES)
+        since = TENSOR_SINCE.get((str(query.ty.dtype), "float32"))
+        has_blocks = since is not None and capability >= since and int(query.ty.shape[-1]) >= SIDE
+        return keys <= MAX_KEYS_ON_GPU or has_blocks
 
     def is_wanted(context: PatternCheckContext) -> bool:
         scores = static_shape(context.annotated_expr["scores"])
         softmax = context.annotated_expr["softmax"]
         return (
             scores is not None
-            and is_possible(scores[-1])
+            and is_possible(scores[-1], context.annotated_expr["scores"].args[0])
             and scores[-2] >= MIN_QUERIES
             and int(softmax.attrs.axis) in (-1, len(scores) - 1)
             and str(softmax.ty.dtype) == "float32"
@@ -64,12 +69,15 @@ def _pattern(of_halves: bool) -> tuple[DFPattern, dict[str, DFPattern]]:
     def converted(value: DFPattern) -> DFPattern:
         return value | is_op("relax.astype")(value) if of_halves else value
 
-    scores = is_op("relax.matmul")(wildcard(), wildcard())
+    # Heads that share keys have an axis of their own (compiler.importing.grouped_attention).
+    shared = is_op("relax.expand_dims")(wildcard()) | wildcard() if of_halves else wildcard()
+    scores = is_op("relax.matmul")(wildcard(), shared)
     rounded = converted(scores)
     scaled = rounded
     for operator in ("relax.multiply", "relax.divide"):
         scaled = scaled | is_op(operator)(rounded, wildcard())
     masked = scaled | is_op("relax.add")(scaled, wildcard()) | is_op("relax.add")(wildcard(), scaled)
     softmax = is_op("relax.nn.softmax")(converted(masked))
-    values = is_op("relax.matmul")(converted(softmax), wildcard())
+    shared_values = is_op("relax.expand_dims")(wildcard()) | wildcard() if of_halves else wildcard()
+    values = is_op("relax.matmul")(converted(softmax), shared_values)
     return is_op("relax.permute_dims")(converted(values)), {"scores": scores, "softmax": softmax}

@@ -21,8 +21,9 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
-from compiler.importing.arithmetic import define_arithmetic, round_to_bfloat16
-from compiler.importing.attention_groups import fuse_attention
+from compiler.importing.arithmetic import cast_weights_once, define_arithmetic, round_to_bfloat16
+from compiler.importing.attention_groups import MIN_QUERIES, fuse_attention
+from compiler.importing.grouped_attention import separate_groups
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.legalization import legalize
 from compiler.importing.node_names import (
@@ -188,6 +189,7 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
 def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model's operators into the form in which they are tuned: see `fuse`, and for quantized ones
     and halves `compiler.precision`. Raises ModelError."""
+    capability = capability_of(parse_target(target))
     passes = [
         lambda module: _with_weights_for(module, parse_target(target)),
         transform.DecomposeOpsForInference(),
@@ -207,7 +209,8 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         lower_scalars,
         transform.FoldConstant(),
         lambda module: with_node_names(module, model.node_names),
-        lambda module: fuse_attention(module, on_gpu=bool(capability_of(parse_target(target)))),
+        lambda module: separate_groups(cast_weights_once(module), MIN_QUERIES) if capability else module,
+        lambda module: fuse_attention(module, capability),
     ]
     return _apply(passes, model.module, target)
 
