@@ -141,6 +141,8 @@ _quoted_name = _one_of("quoted name", _QUOTED_NAME.fullmatch)
 _integers = _list_of(_integer)
 _optional_map = _either(lambda value, scope: None, _index_map(2), lambda value: value is None)
 
+# Marks the result of an attention with the sizes of its kernel (compiler.codegen.online_attention).
+ONLINE_ATTENTION = "online_attention"
 ANNOTATIONS: Mapping[str, _Read] = {
     **dict.fromkeys(
         (
@@ -165,7 +167,7 @@ ANNOTATIONS: Mapping[str, _Read] = {
     **dict.fromkeys(
         (
             *("software_pipeline_stage", "software_pipeline_order", "software_pipeline_async_stages"),
-            "buffer_dim_align",
+            *("buffer_dim_align", ONLINE_ATTENTION),
         ),
         _list_of(_number),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
@@ -89,15 +89,19 @@ class JoinedAttention(Case):
 
     def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         query, key, value, *mask = (one.astype(np.float64) for one in inputs)
-        scores = query @ key * 0.25 + (mask[0] if mask else 0.0)
+        scores = self.rounded(self.rounded(query @ key) * 0.25 + (mask[0] if mask else 0.0))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return np.asarray((weights @ value).transpose(0, 2, 1, 3))
 
+    def rounded(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Return scores as the workload rounds them before the softmax."""
+        return scores
+
 
 class AttentionOfHalves(JoinedAttention):
-    """A joined attention of float16 as the importer writes it for a GPU: products are summed and the softmax
-    is computed in float32, and their results are rounded.
+    """A joined attention of float16 or bfloat16 as the importer writes it for a GPU: products are summed and
+    the softmax is computed in float32, and their results are rounded.
     """
 
     def __str__(self) -> str:
@@ -119,7 +123,7 @@ class AttentionOfHalves(JoinedAttention):
             helper.make_node("MatMul", ["weights", "value"], ["values"]),
             helper.make_node("Transpose", ["values"], ["result"], perm=[0, 2, 1, 3]),
         ]
-        half = TensorProto.FLOAT16
+        half = TensorProto.DataType.Value(self.dtype.upper())
         inputs = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
         result = helper.make_tensor_value_info("result", half, (self.batch, queries, heads, width))
         scale = helper.make_tensor("scale", half, [], [0.25])
@@ -131,3 +135,65 @@ class AttentionOfHalves(JoinedAttention):
     def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         query, key, *mask, value = inputs  # in the order in which they are read
         return super().reference([query, key, value, *mask])
+
+    def rounded(self, scores: NDArray[Any]) -> NDArray[Any]:
+        return scores.astype(np.float16).astype(np.float64) if self.dtype == "float16" else scores
+
+
+class GroupedAttention(AttentionOfHalves):
+    """A joined attention of halves whose heads share keys and values in groups of four, as exporters repeat
+    them. The mask has a row for each query.
+    """
+
+    group = 4
+
+    def __str__(self) -> str:
+        return f"grouped {super().__str__()}"
+
+    def model(self) -> bytes:
+        heads, queries, keys, width, masked = self.shape
+        shared = heads // self.group
+        shapes = {
+            "query": (self.batch, heads, queries, width),
+            "key": (self.batch, shared, width, keys),
+            "value": (self.batch, shared, keys, width),
+            **({"mask": (1, 1, queries, keys)} if masked else {}),
+        }
+        constants = {"axis": np.array([2], np.int64)}
+        nodes = []
+        for name, matrix in (("key", (width, keys)), ("value", (keys, width))):
+            constants[f"{name} groups"] = np.array([self.batch, shared, self.group, *matrix])
+            constants[f"{name} heads"] = np.array([self.batch, heads, *matrix])
+            nodes += [
+                helper.make_node("Unsqueeze", [name, "axis"], [f"{name} of all"]),
+                helper.make_node("Expand", [f"{name} of all", f"{name} groups"], [f"{name} of groups"]),
+                helper.make_node("Reshape", [f"{name} of groups", f"{name} heads"], [f"{name}s"]),
+            ]
+        nodes += [
+            helper.make_node("MatMul", ["query", "keys"], ["scores"]),
+            helper.make_node("Mul", ["scores", "scale"], ["scaled"]),
+            *([helper.make_node("Add", ["scaled", "mask"], ["added"])] if masked else []),
+            helper.make_node("Softmax", ["added" if masked else "scaled"], ["weights"], axis=-1),
+            helper.make_node("MatMul", ["weights", "values"], ["weighted"]),
+            helper.make_node("Transpose", ["weighted"], ["result"], perm=[0, 2, 1, 3]),
+        ]
+        half = TensorProto.DataType.Value(self.dtype.upper())
+        inputs = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
+        result = helper.make_tensor_value_info("result", half, (self.batch, queries, heads, width))
+        weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+        weights.append(helper.make_tensor("scale", half, [], [0.25]))
+        graph = helper.make_graph(nodes, "attention", inputs, [result], weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        return bytes(model.SerializeToString())
+
+    def module(self) -> tvm.IRModule:
+        tasks = extract_tasks(fuse(read_onnx(self.model(), {}), GPU.target))
+        (task,) = (task for task in tasks if "softmax" in task.name)
+        return from_json(task.module_json)
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        key, query, *mask, value = (one.astype(np.float64) for one in inputs)
+        scores = query @ key[:, :, None] * 0.25 + (mask[0] if mask else 0.0)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.asarray((weights @ value[:, :, None]).transpose(0, 3, 1, 2, 4))

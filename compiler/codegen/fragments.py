@@ -26,6 +26,8 @@ OPERANDS = ("wmma.matrix_a", "wmma.matrix_b")
 _WMMA, _OURS = "nvcuda::wmma::", "tensor_cores::"
 _WMMA_HEADER = re.compile(r"#include <mma\.h>\n")
 _FUNCTIONS = Path(__file__).with_name("fragments.cuh").read_text()
+_ATTENTION = Path(__file__).with_name("attention.cuh").read_text()
+_CALLS_ATTENTION = f"{_OURS}multiply_keys<"
 
 
 def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:
@@ -80,13 +82,15 @@ def _point_by_types(function: PrimFunc) -> PrimFunc:
 
 
 def use_mma_sync(source: str) -> str:
-    """Make CUDA C compute fragments by `ldmatrix` and `mma.sync`, with the functions of fragments.cuh.
+    """Make CUDA C compute fragments by `ldmatrix` and `mma.sync`, with the functions of fragments.cuh. An
+    attention's online softmax needs those of attention.cuh, too.
 
         nvcuda::wmma::mma_sync(c[0], a[0], b[0], c[0]);
     ->
         tensor_cores::mma_sync(c[0], a[0], b[0], c[0]);
     """
-    if _WMMA not in source:
+    attention = _ATTENTION if _CALLS_ATTENTION in source else ""
+    if _WMMA not in source and not attention:
         return source
     functions, kernels = define_warpgroups(_WMMA_HEADER.sub("", source).replace(_WMMA, _OURS))
-    return kernels.replace(KERNELS_START, _FUNCTIONS + functions + KERNELS_START, 1)
+    return kernels.replace(KERNELS_START, _FUNCTIONS + functions + attention + KERNELS_START, 1)

@@ -8,12 +8,16 @@ from search.cost.cost_parameters import CostParameters, balance_of
 from search.cost.gpu_analytic import GpuSpeeds, multiply_adds
 from search.programs.attention_tile import TensorAttentionTile, attention_tile
 from search.programs.nest import Floats
+from search.programs.online_attention_tile import OnlineAttentionTile
 from search.programs.program import Population
 from search.sketches.attention import attention_of
 from search.sketches.stage import Stage
 
 # The operations of one score in a softmax: two exponentials, a maximum, a sum and a division.
 SOFTMAX_STEPS = 40
+# The same with an online softmax in registers: a scale, a mask, a maximum, an exponential and a rounding.
+# Four lanes exchange the maximum of each row and step, and compute another exponential.
+ONLINE_STEPS, ROW_STEPS = 12, 24
 # A multiprocessor with fewer warps computes a softmax more slowly.
 WARPS = 4
 
@@ -92,6 +96,46 @@ def tensor_attention_seconds(population: Population, stage: Stage, parameters: C
     longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
     active = np.minimum(resident * tile.warps / WARPS, 1.0)
     softmax = SOFTMAX_STEPS * tile.queries * sizes.keys / lanes / active
+    of_block = longest + overlap * (every.sum(axis=0) - longest) / len(every) + softmax
+    busy = balance_of(blocks / resident, parameters.cores)
+    return np.asarray(blocks * of_block / parameters.cores / busy / speeds.hertz + speeds.launch_s)
+
+
+def online_attention_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
+    """Return the seconds of a kernel with an online softmax: of its products and fetches, estimated like
+    `tensor_attention_seconds`, and of the softmax in registers between the two products of a step.
+    """
+    gpu, speeds = parameters.device.gpu, GpuSpeeds.of(parameters)
+    assert gpu is not None, "estimates of GPU programs are for GPUs"
+    tile = OnlineAttentionTile.of(population, stage)
+    sizes, dag = tile.sizes, population.sketch.dag
+    found = attention_of(dag, dag.node[stage.node])
+    assert found is not None, "the stage computes an attention"
+    blocks, threads = tile.blocks.astype(np.float64), tile.warps * gpu.warp_size
+    fitting = np.minimum.reduce(
+        [
+            gpu.resident_shared_bytes // tile.shared_bytes,
+            gpu.resident_threads // threads,
+            gpu.registers // (threads * tile.registers),
+        ]
+    )
+    resident = np.minimum(np.clip(fitting, 1, gpu.resident_blocks), np.ceil(blocks / parameters.cores))
+    issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
+    operand = dag.buffer[found.scores.reads[tile.of_scores.first].buffer]
+    tensor_lanes = multiply_adds(parameters, operand, "tensor")
+    lanes = multiply_adds(parameters, dag.buffer[found.scores.write.buffer])
+    steps = np.ceil(sizes.keys / tile.keys)
+    keys = steps * tile.keys
+    every = np.stack(
+        [
+            tile.queries * keys * (tile.depth + tile.columns) / tensor_lanes / issue,
+            keys * (tile.depth + tile.columns) * sizes.operand_bytes / speeds.l2_bytes,
+            steps * speeds.load_cycles / resident / tile.chosen("stages"),
+        ]
+    )
+    longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
+    active = np.minimum(resident * tile.warps / WARPS, 1.0)
+    softmax = tile.queries * (ONLINE_STEPS * keys + steps * (tile.columns + ROW_STEPS)) / lanes / active
     of_block = longest + overlap * (every.sum(axis=0) - longest) / len(every) + softmax
     busy = balance_of(blocks / resident, parameters.cores)
     return np.asarray(blocks * of_block / parameters.cores / busy / speeds.hertz + speeds.launch_s)

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from search.dag import Dag, Node, extent_of
 from search.programs.attention_tile import AttentionTile
+from search.programs.online_attention_tile import fits_registers
 from search.rules.derive import ConditionKind, Rule, State, when
-from search.sketches.attention import Attention, attention_of, attention_products
+from search.sketches.attention import Attention, attention_of, attention_products, is_softmax
 from search.sketches.location import aligned_axes, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.row_registers import along_row, fills_row, readers_of_buffer
@@ -24,6 +25,7 @@ from search.stages.gpu import (
     BlockReduction,
     GpuTiled,
     KeptInRegisters,
+    OnlineAttention,
     RowKernel,
     TensorAttention,
     TensorTiled,
@@ -75,16 +77,29 @@ def tensor_attention(state: State) -> list[State]:
               v[q1, e] += p[q1, k] * value[b, k, e], in units of 16 x 16 x 16
             threads for q, e: y[q, b, e] = v[q1, e]
     """
-    found = attention_of(state.dag, state.current)
-    assert found is not None
-    assert state.device.gpu is not None
-    products = attention_products(state.dag, found, state.device.gpu)
-    assert products is not None
-    of_scores, of_values = products
-    fetched = [found.scores.reads[index] for index in (of_scores.first, of_scores.second)]
-    fetched.append(found.values.reads[of_values.second])
-    shared = tuple(dict.fromkeys(read.buffer for read in fetched))
-    return [state.put(TensorAttention(state.current.name, shared=shared))]
+    return [state.put(TensorAttention(state.current.name, shared=_attention_operands(state)))]
+
+
+def online_attention(state: State) -> list[State]:
+    """Compute a whole attention in one kernel, both products on tensor cores, with an online softmax. Scores
+    and weights stay in registers.
+
+        for b, q, k, d: s[b, q, k] += query[b, q, d] * key[b, d, k]
+        for b, q, k: p[b, q, k] = softmax(s[b, q, k])
+        for b, q, e, k: v[b, q, e] += p[b, q, k] * value[b, k, e]
+        for q, b, e: y[q, b, e] = v[b, q, e]
+    ->
+        blocks for b, q0; warps for q1:
+          for k0:
+            fetch key[b, d, k] and value[b, k, e] of the block into shared memory
+            s[q1, k] = sum of query[b, q, d] * key[b, d, k], in units of 16 x 16 x 16
+            n[q1] = max(m[q1], s[q1, k]); p[q1, k] = exp(s[q1, k] - n[q1])
+            l[q1] = l[q1] * exp(m[q1] - n[q1]) + sum of p[q1, k]
+            v[q1, e] = v[q1, e] * exp(m[q1] - n[q1]) + sum of p[q1, k] * value[b, k, e]
+            m[q1] = n[q1]
+          y[q, b, e] = v[q1, e] / l[q1]
+    """
+    return [state.put(OnlineAttention(state.current.name, shared=_attention_operands(state)))]
 
 
 def follow_attention(state: State) -> list[State]:
@@ -281,10 +296,40 @@ def _starts_tensor_attention(state: State) -> bool:
     return softmax == {"float32"} and least <= gpu.dynamic_shared_bytes
 
 
+def _starts_online_attention(state: State) -> bool:
+    """Return whether an attention ends here whose products tensor cores compute in float16 or bfloat16, and
+    whose weights are a softmax, computed in float32. A warp's registers must hold 16 queries.
+    """
+    gpu = state.device.gpu
+    found = attention_of(state.dag, state.current) if state.is_output else None
+    if gpu is None or found is None or not is_softmax(state.dag, found):
+        return False
+    products = attention_products(state.dag, found, gpu, is_grouped=True)
+    operands = {product.operand for product in products or ()}
+    if products is None or len(operands) != 1 or not operands <= {"float16", "bfloat16"}:
+        return False
+    softmax = {state.dag.buffer[node.write.buffer].dtype for node in (found.stored, *found.sums)}
+    tile = AttentionTile.of(state.dag, found)
+    return softmax == {"float32"} and fits_registers(tile, gpu)
+
+
+def _attention_operands(state: State) -> tuple[str, ...]:
+    """Return the queries, keys and values of an attention on tensor cores."""
+    found = attention_of(state.dag, state.current)
+    assert found is not None
+    assert state.device.gpu is not None
+    products = attention_products(state.dag, found, state.device.gpu, is_grouped=True)
+    assert products is not None
+    of_scores, of_values = products
+    fetched = [found.scores.reads[index] for index in (of_scores.first, of_scores.second)]
+    fetched.append(found.values.reads[of_values.second])
+    return tuple(dict.fromkeys(read.buffer for read in fetched))
+
+
 def _attention_around(state: State) -> Attention | None:
     """Return the attention in whose kernel the current node is computed."""
     for stage in state.stages:
-        if stage.kind in (StageKind.ATTENTION, StageKind.TENSOR_ATTENTION):
+        if stage.kind in (StageKind.ATTENTION, StageKind.TENSOR_ATTENTION, StageKind.ONLINE_ATTENTION):
             return attention_of(state.dag, state.dag.node[stage.node])
     return None
 
@@ -454,6 +499,11 @@ GPU_RULES: tuple[Rule, ...] = (
         "TensorAttention",
         lambda s: when(_starts_tensor_attention(s), ConditionKind.APPLY),
         tensor_attention,
+    ),
+    Rule(
+        "OnlineAttention",
+        lambda s: when(_starts_online_attention(s), ConditionKind.APPLY),
+        online_attention,
     ),
     Rule(
         "SpecialComputeLocation",

@@ -53,7 +53,8 @@ def attention_of(dag: Dag, output: Node) -> Attention | None:
     if len(sums) != 2 or not _ends_in(dag, values, output) or any(node.extra_writes for node in sums):
         return None
     stored = _producers(dag, sums[0])
-    weights = _producers(dag, values)
+    total = sums[1].write.buffer
+    weights = [node for node in _producers(dag, values) if total in _computed_from(dag, node)]
     if len(stored) != 1 or len(weights) != 1 or weights[0].reduction:
         return None
     if stored[0] is not scores:
@@ -67,21 +68,38 @@ def attention_of(dag: Dag, output: Node) -> Attention | None:
     return Attention(scores, stored[0], sums, weights[0], values, output, rows[:-1], rows[-1])
 
 
-def attention_products(dag: Dag, found: Attention, gpu: Gpu) -> tuple[MatrixProduct, MatrixProduct] | None:
-    """Return the scores and the weighted values as matrix products whose rows are queries and whose sums are
-    float32; None if tensor cores can't compute both.
+def is_softmax(dag: Dag, found: Attention) -> bool:
+    """Return whether the weights are computed from the maximum of the scores and from a sum, as those of a
+    softmax. (Code generation compares the expressions.)
     """
-    products = []
+    largest, total = found.sums
+    return (
+        (largest.reducer, total.reducer) == ("max", "sum")
+        and largest.write.buffer in _computed_from(dag, total)
+        and {largest.write.buffer, total.write.buffer} <= _computed_from(dag, found.weights)
+    )
+
+
+def attention_products(
+    dag: Dag, found: Attention, gpu: Gpu, is_grouped: bool = False
+) -> tuple[MatrixProduct, MatrixProduct] | None:
+    """Return the scores and the weighted values as matrix products whose rows are queries and whose sums are
+    float32; None if tensor cores can't compute both. With `is_grouped`, rows may also be of several heads
+    that share keys and values.
+    """
+    products: list[MatrixProduct] = []
+    rows_of_products = []
     for node in (found.scores, found.values):
         product = match_product(dag, node, gpu)
         if product is None or product.sums != "float32":
             return None
         aligned = aligned_axes(dag, found.output, node)
         rows = [axis for axis in axes_of(product.parts, "i") if node.axes[axis].extent > 1]
-        if [aligned.get(axis) for axis in rows] != [found.queries]:
-            return None
+        rows_of_products.append([aligned.get(axis) for axis in rows])
         products.append(product)
-    return products[0], products[1]
+    of_scores, of_values = rows_of_products
+    known = {*found.images, found.queries} if is_grouped else {found.queries}
+    return (products[0], products[1]) if of_scores == of_values and {*of_scores} <= known else None
 
 
 def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, ...]:
@@ -100,6 +118,15 @@ def _ends_in(dag: Dag, node: Node, output: Node) -> bool:
     while len(readers) == 1 and readers[0] is not output and len(readers[0].reads) == 1:
         readers = dag.consumers(readers[0])
     return readers == (output,)
+
+
+def _computed_from(dag: Dag, node: Node) -> set[str]:
+    """Return the buffers that a node reads, also through nodes without a reduction."""
+    found = {read.buffer for read in node.reads}
+    for producer in _producers(dag, node):
+        if not producer.reduction:
+            found |= _computed_from(dag, producer)
+    return found
 
 
 def _producers(dag: Dag, node: Node) -> list[Node]:

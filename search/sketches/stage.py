@@ -34,6 +34,7 @@ class StageKind(StrEnum):
     BLOCKS = "blocks"
     ATTENTION = "attention"
     TENSOR_ATTENTION = "attention on tensor cores"
+    ONLINE_ATTENTION = "attention with an online softmax"
     ATTENDED = "attended"
 
 

@@ -11,10 +11,11 @@ from core.device import Gpu
 from search.cost.cost_parameters import CostParameters
 from search.cost.estimate import Estimate, estimate_stage
 from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
-from search.cost.gpu_attention import attention_seconds, tensor_attention_seconds
+from search.cost.gpu_attention import attention_seconds, online_attention_seconds, tensor_attention_seconds
 from search.dag import AxisKind, Dag, extent_of
 from search.programs.attention_tile import TensorAttentionTile, attention_tile
 from search.programs.gpu_nest import FETCH, GpuTile
+from search.programs.online_attention_tile import ONLINE_COLUMNS, ONLINE_ROWS, OnlineAttentionTile
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.programs.validity import is_valid
@@ -319,6 +320,38 @@ def _(stage: TensorAttention, population: Population) -> NDArray[np.bool_]:
 @estimate_stage.register
 def _(stage: TensorAttention, population: Population, parameters: CostParameters) -> Estimate:
     return Estimate(tensor_attention_seconds(population, stage, parameters))
+
+
+class OnlineAttention(Stage):
+    """A kernel that computes a whole attention with an online softmax, both products on tensor cores. Each
+    warp has all scores of its queries for `fragments j` tiles of keys in registers at a time.
+    """
+
+    kind = StageKind.ONLINE_ATTENTION
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        yield Choice("warps", self.node, ATTENTION_TILES)
+        yield Choice("fragments i", self.node, ONLINE_ROWS)
+        yield Choice("fragments j", self.node, ONLINE_COLUMNS)
+        yield Choice("stages", self.node, STAGES)
+        yield from _fetch_lanes(sketch, self)
+
+
+@is_valid.register
+def _(stage: OnlineAttention, population: Population) -> NDArray[np.bool_]:
+    gpu, tile = _gpu_of(population), OnlineAttentionTile.of(population, stage)
+    sizes, stages = tile.sizes, tile.chosen("stages")
+    keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & tile.fits_registers(gpu)
+    # At most half of a tile is padding.
+    keep &= (tile.queries == SIDE) | (tile.queries < 2 * sizes.queries)
+    keep &= tile.keys <= max(2 * sizes.keys, SIDE)
+    keep &= (stages == 1) | (stages <= -(-sizes.keys // tile.keys))
+    return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
+
+
+@estimate_stage.register
+def _(stage: OnlineAttention, population: Population, parameters: CostParameters) -> Estimate:
+    return Estimate(online_attention_seconds(population, stage, parameters))
 
 
 class Attended(Stage):

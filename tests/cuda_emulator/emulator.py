@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from compiler.codegen.online_attention import write_attention
 from compiler.tir_nodes import find_all
 from system.nvcc import find_nvcc
 from tests.cuda_emulator.toolchain import merged
@@ -56,7 +57,7 @@ class HostCode:
 def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
     """Raises EmulationError if nothing is launched."""
     passes, *_ = default_s_tir_pipeline()
-    lowered = passes(tirx.transform.BindTarget(target)(module))
+    lowered = passes(tirx.transform.BindTarget(target)(write_attention(module)))
     host = next(f for f in lowered.functions.values() if int(f.attrs["calling_conv"]) == HOST_CONVENTION)
     names: dict[Any, str | int] = {}
     parameters = 0

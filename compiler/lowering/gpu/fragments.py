@@ -170,13 +170,17 @@ class FragmentLowering(StageLowering):
         ->
             for n, threadIdx.x: for v in T.vectorized(lanes): D[...] = C_shared[...] + E[...]
         """
-        while not self.schedule.get(copy).writes[0].source.same_as(self.buffers[last]):
-            for consumer in self.schedule.get_consumers(copy):
-                self.schedule.reverse_compute_inline(consumer)
+        self.inline_consumers(copy, last)
         loops = self.schedule.get_loops(copy)[-2:]
         _, thread, vector = self.schedule.split(self.schedule.fuse(*loops), [None, self.threads, lanes])
         self.schedule.bind(thread, "threadIdx.x")
         self.schedule.vectorize(vector)
+
+    def inline_consumers(self, copy: Any, last: str) -> None:
+        """Inline all consumers into a copy, up to the one that computes the buffer `last`."""
+        while not self.schedule.get(copy).writes[0].source.same_as(self.buffers[last]):
+            for consumer in self.schedule.get_consumers(copy):
+                self.schedule.reverse_compute_inline(consumer)
 
 
 def instructions(found: MatrixProduct) -> Mapping[str, str]:

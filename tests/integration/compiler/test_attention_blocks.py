@@ -169,7 +169,7 @@ def test_halves_that_are_computed_from_floats_are_fetched_in_shorter_vectors() -
     case = AttentionOfHalves("attention", (2, 32, 64, 32, False), dtype="float16")
     found = set()
     for sketch in generate(read_dag(case.module()), GPU):
-        if sketch.of_kind(StageKind.ATTENTION) or sketch.of_kind(StageKind.TENSOR_ATTENTION):
+        if sketch.of_kind(StageKind.ATTENDED):
             continue
         weights, values = (
             sketch.choice(stage.node, fetch_kind(name))

@@ -192,12 +192,12 @@ def joined_attention(heads: int = 2, length: int = 32, size: int = 8) -> Dag:
     return dag(_operands(heads, length, size), [*_attention(heads, length, size), joined])
 
 
-def attention_of_halves(heads: int = 2, length: int = 32, size: int = 16) -> Dag:
-    """A joined attention of float16, summed in float32. Its softmax is computed in float32."""
+def attention_of_halves(heads: int = 2, length: int = 32, size: int = 16, dtype: str = "float16") -> Dag:
+    """A joined attention of halves, summed in float32. Its softmax is computed in float32."""
     joined = node("joined", {"i": length, "h": heads, "c": size}, ["attention[h, i, c]"], flops=0.0)
     nodes = [*_attention(heads, length, size), joined]
     operands = _operands(heads, length, size)
-    return dag(operands, nodes, dtypes=dict.fromkeys((*operands, "weights", "joined"), "float16"))
+    return dag(operands, nodes, dtypes=dict.fromkeys((*operands, "weights", "joined"), dtype))
 
 
 def _operands(heads: int, length: int, size: int) -> dict[str, tuple[int, ...]]:

@@ -161,3 +161,36 @@ def test_tensor_cores_multiply_an_attentions_products_in_kernels_of_their_own() 
     graph = dags.joined_attention()
     in_tf32 = replace(graph, nodes=tuple(replace(one, rounds_to="tf32") for one in graph.nodes))
     assert not [key for key in keys(in_tf32) if "attended" in key]
+
+
+ONLINE = "attention with an online softmax"
+
+
+def test_an_online_softmax_takes_any_number_of_keys() -> None:
+    """Also where no row of scores fits shared memory: 16 queries and keys take 2304 bytes."""
+    assert GPU.gpu is not None
+    on_lanes, *_, online = (key for key in keys(dags.attention_of_halves()) if "attended" in key)
+    assert online == on_lanes.replace("attention joined", f"{ONLINE} joined")
+    many = keys(dags.attention_of_halves(length=16384))
+    assert [key.rpartition("; ")[2] for key in many if "attended" in key] == [f"{ONLINE} joined"]
+    for shared_bytes, count in ((2304, 1), (2303, 0)):
+        small = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=shared_bytes))
+        found = generate(dags.attention_of_halves(length=16384), small)
+        assert sum(ONLINE in sketch.key for sketch in found) == count
+
+
+def test_an_online_softmax_needs_tensor_cores_and_registers() -> None:
+    assert GPU.gpu is not None
+    volta = replace(GPU, gpu=replace(GPU.gpu, capability=70))
+    in_bfloat16 = dags.attention_of_halves(dtype="bfloat16")
+    assert [key for key in keys(in_bfloat16) if "attended" in key and ONLINE in key]
+    assert not [sketch for sketch in generate(in_bfloat16, volta) if ONLINE in sketch.key]
+    # A lane has 8 registers for each 16 columns of the results.
+    assert [key for key in keys(dags.attention_of_halves(size=368)) if ONLINE in key]
+    assert not [key for key in keys(dags.attention_of_halves(size=384)) if ONLINE in key]
+
+
+def test_only_a_softmax_is_computed_online() -> None:
+    graph = dags.attention_of_halves()
+    smallest = tuple(replace(one, reducer="min") if one.name == "max" else one for one in graph.nodes)
+    assert not [key for key in keys(replace(graph, nodes=smallest)) if ONLINE in key]

@@ -1,0 +1,549 @@
+"""Attention with an online softmax: write the kernel for which a schedule has set the sizes.
+
+No sequence of schedule primitives makes an online softmax. So a schedule only brings the workload into a form
+with three axes, images, queries and keys or columns, and marks the last block with the sizes of the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.sym import Analyzer
+from tvm.tirx import BufferStore, Cast, Evaluate, For, ForKind, IfThenElse, IterVar, PrimFunc, SeqStmt, Var
+
+from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.tir_nodes import find_all, op_name
+from core.trace import ONLINE_ATTENTION
+
+SIDE = 16
+WARP = 32
+# Padding of rows in shared memory, so that `ldmatrix` reads eight rows from different banks.
+SKEW = 8
+SHARED = "shared.dyn"
+# The types of operands in CUDA C.
+CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16"}
+# Larger sizes don't fit the registers of any device, and would take minutes to compile.
+MAX_SIZE = 64
+# The float32 values of a fragment of 16 x 16 in each lane.
+OF_LANE = 8
+
+Expr = Any
+Index = Sequence[Expr]
+
+
+class NoAttention(ValueError):
+    """A marked function doesn't compute an attention. The message says what is different."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a kernel: the warps of a block, the fragments of queries of a warp, the fragments of keys
+    of a step, the tiles of keys and of values in shared memory, and the elements that a thread fetches at
+    once of the queries, keys and values.
+    """
+
+    warps: int
+    rows: int
+    columns: int
+    stages: int
+    query_lanes: int
+    key_lanes: int
+    value_lanes: int
+
+    def __post_init__(self) -> None:
+        if not all(0 < size <= MAX_SIZE for size in vars(self).values()):
+            raise NoAttention(f"the sizes of an attention are from 1 to {MAX_SIZE}, not {vars(self)}")
+
+    @property
+    def queries(self) -> int:
+        return SIDE * self.warps * self.rows
+
+    @property
+    def keys(self) -> int:
+        return SIDE * self.columns
+
+
+def write_attention(module: tvm.IRModule) -> tvm.IRModule:
+    """Replace the body of each marked function by its kernel. Raises NoAttention.
+
+        for s, i, j, k: S[s, i, j] += Q[s, i, k] * K[s, j, k]
+        for s, i, j: M[s, i] = max(M[s, i], f(S[s, i, j]))
+        for s, i, j: L[s, i] += exp(f(S[s, i, j]) - M[s, i])
+        for s, i, j: P[s, i, j] = exp(f(S[s, i, j]) - M[s, i]) / L[s, i]
+        for s, i, j, k: V[s, i, j] += P[s, i, k] * W[s, k, j]
+        for s, i, j: Y[s, i, j] = g(V[s, i, j])                           # marked
+    ->
+        for blockIdx.x, threadIdx.y, threadIdx.x:                         # s, i0 and i1
+            for ...: Q_shared[i, k] = Q[s, i, k]
+            for j0:
+                for ...: K_shared[j, k] = K[s, j, k]; W_shared[j, k] = W[s, j, k]
+                multiply_keys(S_local, Q_shared, K_shared)
+                for ... in T.unroll: S_local[i, j] = f(S_local[i, j])
+                weigh_scores(S_local, V_local, M_local, L_local)
+                multiply_values(V_local, S_local, W_shared)
+            divide_by_totals(V_local, L_local)
+            for ... in T.unroll: Y[s, i, j] = g(V_local[i, j])
+    """
+    return rewrite_prim_funcs(module, _rewrite)
+
+
+def _rewrite(function: PrimFunc) -> PrimFunc:
+    blocks = {block.name_hint: block for block in find_all(function.body, SBlock)}
+    marked = [block for block in blocks.values() if ONLINE_ATTENTION in block.annotations]
+    if not marked:
+        return function
+    writers = {block.writes[0].source: block for block in blocks.values() if len(block.writes) == 1}
+    sizes = Sizes(*map(int, marked[0].annotations[ONLINE_ATTENTION]))
+    return function.with_body(_Kernel(Attention.of(marked[0], writers), sizes).body())
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A block that computes one value for each of its axes' indices."""
+
+    block: SBlock
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.block.body, BufferStore) or any(
+            axis.iter_type != IterVar.DataPar for axis in self.block.iter_vars
+        ):
+            raise NoAttention(f"the block {self.block.name_hint} computes more than one value")
+
+    @property
+    def extents(self) -> list[int]:
+        return [int(axis.dom.extent) for axis in self.block.iter_vars]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.block.writes[0].source.ty.dtype)
+
+    def at(self, expression: Expr, indices: Index) -> Expr:
+        """Return an expression of the block with these indices for its axes."""
+        return _substituted(expression, self.block.iter_vars, indices)
+
+    def value(self, indices: Index) -> Expr:
+        return self.at(self.block.body.value, indices)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The parts of an attention. `score` is f of the last block before the softmax, which reads the products
+    `scored`. A `by_rows` operand lies in memory as its rows are summed: [k, j].
+    """
+
+    query: Elementwise
+    key: Elementwise
+    value: Elementwise
+    weights: Elementwise
+    result: Elementwise
+    score: Expr
+    scored: Any
+    keys_by_rows: bool
+    values_by_rows: bool
+
+    @classmethod
+    def of(cls, marked: SBlock, writers: Mapping[Any, SBlock]) -> Attention:
+        result = Elementwise(marked)
+        (summed,) = [
+            load.source for load in find_all(marked.body.value, TensorLoad) if load.source in writers
+        ]
+        of_values = _Product.of(writers[summed])
+        weights = Elementwise(writers[of_values.first])
+        softmax = _Softmax.of(weights.block, writers)
+        of_scores = _Product.of(writers[softmax.scored])
+        found = cls(
+            query=Elementwise(writers[of_scores.first]),
+            key=Elementwise(writers[of_scores.second]),
+            value=Elementwise(writers[of_values.second]),
+            weights=weights,
+            result=result,
+            score=softmax.score,
+            scored=softmax.scored,
+            keys_by_rows=of_scores.by_rows,
+            values_by_rows=of_values.by_rows,
+        )
+        if any(one.dtype not in CUDA_TYPES for one in (found.query, found.key, found.value)):
+            raise NoAttention("the operands of an attention are float16 or bfloat16")
+        return found
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The operands of C[s, i, j] += A[s, i, k] * B[s, k, j]; B is `by_rows` in this order, or [s, j, k]."""
+
+    first: Any
+    second: Any
+    by_rows: bool
+
+    @classmethod
+    def of(cls, block: SBlock) -> _Product:
+        axes = [axis.var for axis in block.iter_vars]
+        loads = [
+            load
+            for load in find_all(block.body.value, TensorLoad)
+            if not load.source.same_as(block.writes[0].source)
+        ]
+        if len(axes) != 4 or len(loads) != 2 or any(len(load.indices) != 3 for load in loads):
+            raise NoAttention(f"the block {block.name_hint} is no matrix product")
+        _, i, _, k = axes
+        first, second = loads if loads[0].indices[1].same_as(i) else loads[::-1]
+        if not first.indices[1].same_as(i) or not first.indices[2].same_as(k):
+            raise NoAttention(f"the block {block.name_hint} is no matrix product")
+        return cls(first.source, second.source, second.indices[1].same_as(k))
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """exp(score - maximum) / total, where `score` reads the products `scored`."""
+
+    score: Expr
+    scored: Any
+
+    @classmethod
+    def of(cls, block: SBlock, writers: Mapping[Any, SBlock]) -> _Softmax:
+        value = _without_casts(block.body.value)
+        if not isinstance(value, tirx.Div) or not isinstance(value.b, TensorLoad):
+            raise NoAttention("the weights of an attention are divided by their sum")
+        score, largest = _exponent(value.a)
+        analyzer = Analyzer()
+        for axis in block.iter_vars:
+            analyzer.bind(axis.var, axis.dom)
+        key = block.iter_vars[-1].var
+        maximum, total = writers[largest.source], writers[value.b.source]
+        reduced = _reduced(maximum, tirx.Max, largest.indices, key)
+        summed, subtracted = _exponent(_reduced(total, tirx.Add, value.b.indices, key))
+        for one, other in ((reduced, score), (summed, score), (subtracted, largest)):
+            if not tvm_ffi.structural_equal(analyzer.simplify(one), analyzer.simplify(other)):
+                raise NoAttention(f"the softmax reduces {one}, and its weights are of {other}")
+        products = {
+            load.source for load in find_all(score, TensorLoad) if _is_reduction(writers.get(load.source))
+        }
+        if len(products) != 1:
+            raise NoAttention("the softmax of an attention reads one product")
+        (scored,) = products
+        own_axes = [axis.var for axis in block.iter_vars]
+        for load in find_all(score, TensorLoad):
+            if load.source.same_as(scored) and not all(
+                analyzer.can_prove_equal(index, axis)
+                for index, axis in zip(load.indices, own_axes, strict=True)
+            ):
+                raise NoAttention("the softmax of an attention reads scores in their order")
+        return cls(score, scored)
+
+
+def _exponent(value: Expr) -> tuple[Expr, TensorLoad]:
+    """Return x and m of exp(x - m), where m is loaded."""
+    if isinstance(value, Call) and op_name(value) == "exp":
+        difference = value.args[0]
+        if isinstance(difference, tirx.Sub) and isinstance(difference.b, TensorLoad):
+            return difference.a, difference.b
+    raise NoAttention(f"the weights of an attention are exponentials, not {value}")
+
+
+def _reduced(block: SBlock, reducer: Any, indices: Index, key: Var) -> Expr:
+    """Return what a block reduces by a `reducer` for the result at these indices."""
+    store: Any = block.body
+    sums = [axis for axis in block.iter_vars if axis.iter_type == IterVar.CommReduce]
+    if not isinstance(store, BufferStore) or not isinstance(store.value, reducer) or len(sums) != 1:
+        raise NoAttention(f"the block {block.name_hint} is no reduction of a softmax")
+    places = zip(store.indices, indices, strict=True)
+    at = {sums[0].var: key} | {own: index for own, index in places if isinstance(own, Var)}
+    return tvm_ffi.structural_map(store.value.b, (Var, lambda var: at.get(var, var)))
+
+
+def _is_reduction(block: SBlock | None) -> bool:
+    return block is not None and any(axis.iter_type == IterVar.CommReduce for axis in block.iter_vars)
+
+
+def _without_casts(value: Expr) -> Expr:
+    while isinstance(value, Cast):
+        value = value.value
+    return value
+
+
+def _substituted(expression: Expr, axes: Sequence[IterVar], indices: Index) -> Expr:
+    at = {axis.var: index.astype(str(axis.var.ty.dtype)) for axis, index in zip(axes, indices, strict=True)}
+    return tvm_ffi.structural_map(expression, (Var, lambda var: at.get(var, var)))
+
+
+class _Kernel:
+    """Writes the body of a kernel."""
+
+    def __init__(self, attention: Attention, sizes: Sizes) -> None:
+        self._attention, self._sizes = attention, sizes
+        images, self._queries, width = attention.result.extents
+        self._images = images
+        self._keys = attention.weights.extents[2]
+        depth = attention.query.extents[2]
+        self._depth, self._width = -(-depth // SIDE), -(-width // SIDE)
+        self._columns = width
+        self._blocks = -(-self._queries // sizes.queries)
+        self._block, self._warp, self._lane = (_index(name) for name in ("block", "warp", "lane"))
+        self._image = tirx.floordiv(self._block, self._blocks)
+        self._first = tirx.floormod(self._block, self._blocks) * sizes.queries
+        self._step = _index("step")
+        dtype = attention.query.dtype
+        self._type = CUDA_TYPES[dtype]
+        query_tile = (sizes.queries, SIDE * self._depth)
+        key_tile = (SIDE * self._depth, sizes.keys)
+        value_tile = (sizes.keys, SIDE * self._width)
+        self._query_shared = _buffer("query", query_tile, dtype)
+        self._key_shared = _buffer("key", _ordered(key_tile, attention.keys_by_rows), dtype)
+        self._value_shared = _buffer("value", _ordered(value_tile, attention.values_by_rows), dtype)
+        self._scores, self._sums, self._maxima, self._totals = (
+            tirx.decl_buffer((count,), "float32", name, scope="local", layout=None)
+            for name, count in (
+                ("scores", sizes.rows * sizes.columns * OF_LANE),
+                ("sums", sizes.rows * self._width * OF_LANE),
+                ("maxima", sizes.rows * 2),
+                ("totals", sizes.rows * 2),
+            )
+        )
+
+    def body(self) -> SBlockRealize:
+        own = [self._begin(), self._fetch_queries(), self._over_keys(), self._finish()]
+        threads = _bound(self._lane, WARP, "threadIdx.x", SeqStmt(own))
+        warps = _bound(self._warp, self._sizes.warps, "threadIdx.y", threads)
+        grid = _bound(self._block, self._images * self._blocks, "blockIdx.x", warps)
+        shared = [self._query_shared, self._key_shared, self._value_shared]
+        return _block("root", grid, [], [], [*shared, self._scores, self._sums, self._maxima, self._totals])
+
+    def _begin(self) -> SBlockRealize:
+        started = [(self._sums, 0.0), (self._totals, 0.0), (self._maxima, -math.inf)]
+        fills = [_filled(buffer, tirx.const(value, "float32")) for buffer, value in started]
+        return _block("begin", SeqStmt(fills), [], [self._sums, self._maxima, self._totals])
+
+    def _fetch_queries(self) -> SBlockRealize:
+        lanes = self._sizes.query_lanes
+        return self._fetch(self._attention.query, self._query_shared, (self._first, _zero()), lanes)
+
+    def _over_keys(self) -> For:
+        """Return the loop over blocks of keys."""
+        attention, sizes = self._attention, self._sizes
+        first = self._step * sizes.keys
+        key_at = _ordered((_zero(), first), attention.keys_by_rows)
+        value_at = _ordered((first, _zero()), attention.values_by_rows)
+        steps = [
+            self._fetch(attention.key, self._key_shared, key_at, sizes.key_lanes),
+            self._fetch(attention.value, self._value_shared, value_at, sizes.value_lanes),
+            self._attend(first),
+        ]
+        count = -(-self._keys // sizes.keys)
+        annotations: dict[str, Any] = {}
+        if sizes.stages > 1:
+            # TVM counts the statements of the last block one by one.
+            computed = len(steps[-1].block.body)
+            annotations = {
+                "software_pipeline_stage": [0, 0, *[sizes.stages - 1] * computed],
+                "software_pipeline_order": list(range(2 + computed)),
+                "software_pipeline_async_stages": [0],
+            }
+        return For(self._step, 0, count, ForKind.SERIAL, SeqStmt(steps), annotations=annotations)
+
+    def _attend(self, first: Expr) -> SBlockRealize:
+        """Compute the scores of a block of keys, and add up its weighted values."""
+        attention, sizes = self._attention, self._sizes
+        counts = [sizes.rows, sizes.columns]
+        statements = [
+            _called(
+                "multiply_keys",
+                [self._type, *counts, self._depth, attention.keys_by_rows],
+                self._scores.access_ptr("rw"),
+                *_tile_of(self._query_shared),
+                *_tile_of(self._key_shared),
+            ),
+            *self._scored(first),
+            _called(
+                "weigh_scores",
+                [*counts, self._width],
+                *(one.access_ptr("rw") for one in (self._scores, self._sums, self._maxima, self._totals)),
+            ),
+            _called(
+                "multiply_values",
+                [self._type, *counts, self._width, attention.values_by_rows],
+                self._sums.access_ptr("rw"),
+                self._scores.access_ptr("r"),
+                *_tile_of(self._value_shared),
+            ),
+        ]
+        shared = [self._query_shared, self._key_shared, self._value_shared]
+        kept = [self._scores, self._sums, self._maxima, self._totals]
+        return _block("attend", SeqStmt(statements), [*shared, *kept], kept)
+
+    def _scored(self, first: Expr) -> list[BufferStore]:
+        """Scale and mask the scores. Keys beyond the last have no weight."""
+        attention, stores = self._attention, []
+        for number in range(int(self._scores.ty.shape[0])):
+            row, column = self._place(number, self._sizes.columns)
+            key = first + column
+            # Rows beyond the last are computed with the values of the last, and not stored.
+            query = (
+                tirx.min(self._first + row, self._queries - 1) if self._has_more_rows else self._first + row
+            )
+            own = tirx.BufferLoad(self._scores, [number])
+            score = _replaced(attention.score, attention.scored, own)
+            value = attention.weights.at(score, [self._image, query, key])
+            if self._keys % self._sizes.keys:
+                lowest = tirx.const(-math.inf, "float32")
+                value = tirx.if_then_else(key < self._keys, value, lowest)
+            stores.append(BufferStore(self._scores, value, [number]))
+        return stores
+
+    def _finish(self) -> SBlockRealize:
+        """Divide the weighted values by their sums of weights, and store them two at a time."""
+        result = self._attention.result
+        divide = _called(
+            "divide_by_totals",
+            [self._sizes.rows, self._width],
+            self._sums.access_ptr("rw"),
+            self._totals.access_ptr("r"),
+        )
+        lanes = 2 if self._columns % 2 == 0 else 1
+        statements: list[Any] = [divide]
+        for number in range(0, int(self._sums.ty.shape[0]), lanes):
+            row, column = self._place(number, self._width)
+            lane = _index("v")
+            at = [self._image, self._first + row, column + lane]
+            summed = tirx.BufferLoad(self._sums, [number + lane])
+            read = result.block.body.value
+            value = result.at(_replaced(read, self._source(read), summed), at)
+            indices = [result.at(index, at) for index in result.block.body.indices]
+            store: Any = BufferStore(result.block.body.buffer, value, indices)
+            store = For(lane, 0, lanes, ForKind.VECTORIZED, store) if lanes > 1 else _at_zero(store, lane)
+            conditions = []
+            if self._has_more_rows:
+                conditions.append(self._first + row < self._queries)
+            if self._columns % SIDE:
+                conditions.append(column < self._columns)
+            statements.append(_guarded(store, conditions))
+        written = result.block.body.buffer
+        return _block("finish", SeqStmt(statements), [self._sums, self._totals], [self._sums, written])
+
+    def _source(self, value: Expr) -> Any:
+        """Return the sums that the result is computed from."""
+        read = {region.source for region in self._attention.result.block.reads}
+        (found,) = [
+            load.source for load in find_all(value, TensorLoad) if load.source in read and _is_local(load)
+        ]
+        return found
+
+    @property
+    def _has_more_rows(self) -> bool:
+        return self._queries % self._sizes.queries != 0
+
+    def _place(self, number: int, columns: int) -> tuple[Expr, Expr]:
+        """Return the row and the column of a lane's value, within the block."""
+        fragment, value = divmod(number, OF_LANE)
+        i, j = divmod(fragment, columns)
+        row = self._warp * (SIDE * self._sizes.rows) + tirx.floordiv(self._lane, 4)
+        column = tirx.floormod(self._lane, 4) * 2
+        return row + (SIDE * i + value // 2 % 2 * 8), column + (SIDE * j + value // 4 * 8 + value % 2)
+
+    def _fetch(self, copied: Elementwise, target: Any, first: Index, lanes: int) -> SBlockRealize:
+        """Fetch a tile with all threads of the block. Elements beyond the operand are zero.
+
+        for n: for v in T.vectorized(lanes): A_shared[i, j] = A[s, first + i, first + j] if inside else 0
+        """
+        rows, row = (int(extent) for extent in target.ty.shape)
+        row -= SKEW
+        threads = self._sizes.warps * WARP
+        vectors = rows * row // lanes
+        step, lane = _index("n"), _index("v")
+        flat = step * threads + self._warp * WARP + self._lane
+        i = tirx.floordiv(flat * lanes, row)
+        start = tirx.floormod(flat * lanes, row)
+        at = [first[0] + i, first[1] + start + lane]
+        value = copied.value([self._image, *at])
+        inside = [
+            index < extent
+            for index, extent, tile in zip(
+                (first[0] + i, first[1] + start), copied.extents[1:], (rows, row), strict=True
+            )
+            if extent % tile
+        ]
+        if inside:
+            zero = tirx.const(0, copied.dtype)
+            value = tirx.if_then_else(tirx.all(*inside), value, zero)
+        store = BufferStore(target, value, [i, start + lane])
+        vector = For(lane, 0, lanes, ForKind.VECTORIZED, store) if lanes > 1 else _at_zero(store, lane)
+        own = _guarded(vector, [flat < vectors] if vectors % threads else [])
+        loop = For(step, 0, -(-vectors // threads), ForKind.SERIAL, own)
+        reads = [load.source for load in find_all(copied.block.body.value, TensorLoad)]
+        return _block(f"fetch_{target.name}", loop, reads, [target])
+
+
+def _index(name: str) -> Var:
+    return Var(name, "int32")
+
+
+def _zero() -> Expr:
+    return tirx.const(0, "int32")
+
+
+def _ordered(pair: tuple[Any, Any], by_rows: bool) -> tuple[Any, Any]:
+    return pair if by_rows else pair[::-1]
+
+
+def _buffer(name: str, tile: tuple[int, int], dtype: str) -> Any:
+    rows, row = tile
+    return tirx.decl_buffer((rows, row + SKEW), dtype, name, scope=SHARED, layout=None)
+
+
+def _tile_of(buffer: Any) -> tuple[Expr, int]:
+    """Return a pointer to a tile and the distance of its rows."""
+    return buffer.access_ptr("r"), int(buffer.ty.shape[1])
+
+
+def _is_local(load: TensorLoad) -> bool:
+    return load.source.scope() == "local"
+
+
+def _replaced(expression: Expr, source: Any, value: Expr) -> Expr:
+    """Return an expression with a value in place of what it loads from a buffer."""
+    return tvm_ffi.structural_map(
+        expression, (TensorLoad, lambda load: value if load.source.same_as(source) else load)
+    )
+
+
+def _at_zero(statement: Any, variable: Var) -> Any:
+    return tvm_ffi.structural_map(statement, (Var, lambda var: _zero() if var.same_as(variable) else var))
+
+
+def _guarded(statement: Any, conditions: Sequence[Expr]) -> Any:
+    return IfThenElse(tirx.all(*conditions), statement, None) if conditions else statement
+
+
+def _filled(buffer: Any, value: Expr) -> For:
+    number = _index("n")
+    store = BufferStore(buffer, value, [number])
+    return For(number, 0, int(buffer.ty.shape[0]), ForKind.UNROLLED, store)
+
+
+def _called(function: str, parameters: Sequence[object], *arguments: Any) -> Evaluate:
+    """Call a function of attention.cuh."""
+    names = ", ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in parameters)
+    return Evaluate(tirx.call_extern("void", f"tensor_cores::{function}<{names}>", *arguments))
+
+
+def _bound(variable: Var, extent: int, thread: str, body: Any) -> For:
+    axis = IterVar(None, _index(thread), IterVar.ThreadIndex, thread)
+    return For(variable, 0, extent, ForKind.THREAD_BINDING, body, thread_binding=axis)
+
+
+def _block(
+    name: str, body: Any, reads: Sequence[Any], writes: Sequence[Any], allocated: Sequence[Any] = ()
+) -> SBlockRealize:
+    def whole(buffers: Sequence[Any]) -> list[Any]:
+        every: Callable[[Any], list[Any]] = lambda one: [tvm.ir.Range(0, extent) for extent in one.ty.shape]  # noqa: E731
+        return [tirx.BufferRegion(one, every(one)) for one in dict.fromkeys(buffers)]
+
+    block = SBlock([], whole(reads), whole(writes), name, body, alloc_buffers=list(allocated))
+    return SBlockRealize([], True, block)

@@ -1,0 +1,121 @@
+"""The sizes of an attention that a GPU's kernel computes with an online softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.device import Gpu
+from search.dag import extent_of
+from search.programs.attention_tile import AttentionTile, attention_tile
+from search.programs.program import Population
+from search.sketches.attention import attention_of, attention_products
+from search.sketches.factors import Ints
+from search.sketches.stage import Stage
+from search.sketches.tensor_core import SIDE, MatrixProduct, axes_of
+
+# The fragments of queries of a warp, and of keys between two fetches.
+ONLINE_ROWS = (1, 2)
+ONLINE_COLUMNS = (1, 2, 4, 8)
+# The elements by which rows in shared memory are padded, so that `ldmatrix` reads different banks.
+SKEW = 8
+# A lane's values of a fragment, and its registers besides scores and weighted values: operands, addresses,
+# maxima and sums.
+OF_LANE, OTHER_REGISTERS = 8, 56
+# The most registers of a thread.
+MAX_REGISTERS = 255
+
+
+@dataclass(frozen=True)
+class OnlineAttentionTile:
+    """An attention with an online softmax; every quantity but the sizes is [programs]. Heads that share keys
+    and values are one image.
+    """
+
+    population: Population
+    stage: Stage
+    sizes: AttentionTile
+    of_scores: MatrixProduct
+    of_values: MatrixProduct
+
+    @classmethod
+    def of(cls, population: Population, stage: Stage) -> OnlineAttentionTile:
+        dag, gpu = population.sketch.dag, population.sketch.gpu
+        found = attention_of(dag, dag.node[stage.node])
+        assert found is not None, "the stage computes an attention"
+        assert gpu is not None
+        products = attention_products(dag, found, gpu, is_grouped=True)
+        assert products is not None, "tensor cores compute both products"
+        images, queries = (extent_of(found.scores, axes_of(products[0].parts, part)) for part in "si")
+        sizes = replace(attention_tile(population.sketch, stage), images=images, queries=queries)
+        return cls(population, stage, sizes, *products)
+
+    def chosen(self, kind: str) -> Ints:
+        return self.population.chosen(self.stage.node, kind)
+
+    @property
+    def warps(self) -> Ints:
+        return self.chosen("warps")
+
+    @property
+    def queries(self) -> Ints:
+        """The queries of a block."""
+        return np.asarray(SIDE * self.warps * self.chosen("fragments i"))
+
+    @property
+    def keys(self) -> Ints:
+        """The keys of a step."""
+        return np.asarray(SIDE * self.chosen("fragments j"))
+
+    @property
+    def depth(self) -> int:
+        """The length of a score's sum, in whole fragments."""
+        return _whole(self.sizes.depth)
+
+    @property
+    def columns(self) -> int:
+        """The columns of the results, in whole fragments."""
+        return _whole(self.sizes.width)
+
+    @property
+    def blocks(self) -> Ints:
+        return np.asarray(self.sizes.images * -(-self.sizes.queries // self.queries))
+
+    @property
+    def registers(self) -> Ints:
+        """The registers of a thread."""
+        return _registers(self.sizes, self.chosen("fragments i"), self.chosen("fragments j"))
+
+    def fits_registers(self, gpu: Gpu) -> NDArray[np.bool_]:
+        threads = self.warps * gpu.warp_size
+        return (self.registers <= MAX_REGISTERS) & (threads * self.registers <= gpu.registers)
+
+    @property
+    def shared_bytes(self) -> Ints:
+        """The shared memory of a block: its queries, and tiles of keys and values."""
+        key_rows, key_row = (
+            (self.depth, self.keys) if self.of_scores.second_by_rows else (self.keys, self.depth)
+        )
+        value_rows, value_row = (
+            (self.keys, self.columns) if self.of_values.second_by_rows else (self.columns, self.keys)
+        )
+        of_step = key_rows * (key_row + SKEW) + value_rows * (value_row + SKEW)
+        elements = self.queries * (self.depth + SKEW) + self.chosen("stages") * of_step
+        return np.asarray(elements * self.sizes.operand_bytes)
+
+
+def fits_registers(sizes: AttentionTile, gpu: Gpu) -> bool:
+    """Return whether registers and the shared memory of a block suffice for the smallest tile."""
+    one = np.ones((), dtype=np.int64)
+    shared = SIDE * (2 * _whole(sizes.depth) + _whole(sizes.width) + 3 * SKEW) * sizes.operand_bytes
+    return bool(_registers(sizes, one, one) <= MAX_REGISTERS) and shared <= gpu.dynamic_shared_bytes
+
+
+def _registers(sizes: AttentionTile, rows: Ints, columns: Ints) -> Ints:
+    return np.asarray(OF_LANE * rows * (columns + _whole(sizes.width) // SIDE) + OTHER_REGISTERS)
+
+
+def _whole(extent: int) -> int:
+    return -(-extent // SIDE) * SIDE

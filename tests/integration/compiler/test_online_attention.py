@@ -1,0 +1,160 @@
+"""Attention in one GPU kernel with an online softmax, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from compiler.codegen.nvcc import compile_cubin
+from compiler.codegen.online_attention import NoAttention, write_attention
+from compiler.lowering.trace import apply_trace, lower
+from compiler.reading.subgraph import read_dag
+from search.rules.space import generate
+from search.sketches.sketch import Sketch
+from search.sketches.stage import StageKind
+from tests.choices import choose
+from tests.cuda_emulator.emulator import compile_batch, host_code
+from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
+from tests.devices import GPU
+from tests.gpu_programs import TARGET, Candidate, compiled, failures
+from tests.imported_cases import AttentionOfHalves, GroupedAttention
+from tests.suite import Case
+
+pytestmark = pytest.mark.slow
+
+
+def _sketch(module: tvm.IRModule) -> Sketch:
+    found = generate(read_dag(module), GPU)
+    (sketch,) = (sketch for sketch in found if sketch.of_kind(StageKind.ONLINE_ATTENTION))
+    return sketch
+
+
+def _compiled(case: Case, options: Mapping[str, int]) -> Candidate:
+    found = compiled(case, choose(_sketch(case.module()), options))
+    assert isinstance(found, Candidate), str(found)
+    return found
+
+
+def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
+    return {"warps": warps, "fragments i": rows, "fragments j": columns, "stages": stages}
+
+
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [
+        pytest.param(
+            AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float16"),
+            [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
+            id="odd sizes",
+        ),
+        pytest.param(
+            AttentionOfHalves("attention", (2, 33, 70, 24, True), batch=2, dtype="bfloat16"),
+            [_tile(2, 1, 2, 2), _tile(1, 1, 4, 1)],
+            id="bfloat16",
+        ),
+        pytest.param(
+            AttentionOfHalves("attention", (1, 16, 1100, 16, True), dtype="float16"),
+            [_tile(1, 1, 8, 2)],
+            id="more keys than shared memory",
+        ),
+        pytest.param(
+            GroupedAttention("attention", (8, 18, 70, 24, True), dtype="bfloat16"),
+            [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
+            id="grouped heads",
+        ),
+        pytest.param(
+            AttentionOfHalves("attention", (3, 64, 64, 64, False), dtype="float16"),
+            [_tile(4, 1, 2, 2), _tile(2, 2, 4, 1)],
+            id="whole tiles",
+            marks=pytest.mark.slow_lane(seconds=10),
+        ),
+    ],
+)
+def test_the_kernel_agrees_with_the_attention(case: Case, tiles: list[dict[str, int]]) -> None:
+    wrong = failures([_compiled(case, tile) for tile in tiles])
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize(
+    "masked", [slice(0, 20), slice(20, None), slice(None)], ids=["first keys", "last keys", "all keys"]
+)
+def test_nan_stays_in_its_query_and_infinite_masks_hide_keys(masked: slice, tmp_path: Path) -> None:
+    """A block of keys that are all hidden comes first, last or alone. Scores grow from block to block."""
+    case = AttentionOfHalves("attention", (1, 18, 50, 16, True), dtype="float16")
+    found = _compiled(case, _tile(1, 2, 1, 2))
+    query, key, mask, value, result = case.arguments()
+    key *= np.linspace(0.5, 4, 50).astype("float16")
+    mask[..., masked] = -np.inf
+    query[0, 0, 3, 0] = np.nan
+    with np.errstate(invalid="ignore"):
+        expected = case.reference([query, key, mask, value])
+    (program,) = compile_batch([(found.source, host_code(found.module, TARGET))], tmp_path)
+    program.run([query, key, mask, value, result], 1)
+    np.testing.assert_allclose(result.astype(np.float64), expected, atol=4e-3, equal_nan=True)
+    rows = np.isnan(result).any(axis=(0, 2, 3))
+    assert list(np.flatnonzero(rows)) == (list(range(18)) if masked == slice(None) else [3])
+
+
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_stay_in_registers(dtype: str, tmp_path: Path) -> None:
+    case = AttentionOfHalves("attention", (12, 64, 2048, 64, True), dtype=dtype)
+    found = _compiled(case, _tile(4, 1, 4, 2))
+    cubin, resources = compile_cubin(found.source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    (tmp_path / "cubin").write_bytes(cubin)
+    counts = instructions(tmp_path / "cubin")
+    # Fragments, products, asynchronous copies, and lanes that exchange maxima and sums.
+    assert {"LDSM", "HMMA", "LDGSTS", "SHFL"} <= set(counts)
+    # 2 products of 64 x 64 keys in each warp, each of 16 x 8 x 16.
+    assert counts["HMMA"] >= 2 * 4 * 8
+    assert not {"STL", "LDL"} & set(counts), "nothing lies in local memory"
+    # Vectors of 8 elements by 128 threads.
+    assert counts["STS"] == 64 * 64 // 8 // 128, "only queries are stored to shared memory"
+
+
+def _attention(weigh: Callable[[Any], Any]) -> tvm.IRModule:
+    """An attention of float16 with other weights than a softmax."""
+    query, key = (te.placeholder((2, 32, 16), "float16", name) for name in ("query", "key"))
+    value = te.placeholder((2, 32, 16), "float16", name="value")
+    d, t = te.reduce_axis((0, 16), "d"), te.reduce_axis((0, 32), "t")
+
+    def product(a: Any, b: Any) -> Any:
+        return a.astype("float32") * b.astype("float32")
+
+    scores = te.compute(
+        (2, 32, 32), lambda h, i, j: te.sum(product(query[h, i, d], key[h, j, d]), axis=[d]), name="scores"
+    )
+    weights = topi.cast(weigh(scores), "float16")
+    values = te.compute(
+        (2, 32, 16),
+        lambda h, i, c: te.sum(product(weights[h, i, t], value[h, t, c]), axis=[t]),
+        name="values",
+    )
+    result = topi.transpose(values, (1, 0, 2))
+    function = te.create_prim_func([query, key, value, result])
+    return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+
+def _of_doubled_scores(scores: Any) -> Any:
+    """exp(2 * scores - max(scores)) / sum(exp(scores - max(scores)))"""
+    largest = topi.max(scores, axis=-1, keepdims=True)
+    total = topi.sum(topi.exp(topi.subtract(scores, largest)), axis=-1, keepdims=True)
+    doubled = topi.multiply(scores, te.const(2.0, "float32"))
+    return topi.divide(topi.exp(topi.subtract(doubled, largest)), total)
+
+
+def test_only_a_softmax_is_computed_online() -> None:
+    module = _attention(topi.nn.softmax)
+    program = choose(_sketch(module), _tile(1, 1, 1, 1))
+    write_attention(apply_trace(module, lower(module, program, GPU)))
+    other = _attention(_of_doubled_scores)
+    with pytest.raises(NoAttention, match="softmax"):
+        write_attention(apply_trace(other, lower(other, choose(_sketch(other), _tile(1, 1, 1, 1)), GPU)))
