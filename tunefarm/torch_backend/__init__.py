@@ -69,14 +69,19 @@ class CompiledGraph:
     """A graph and its libraries, one for each size of its open dimensions."""
 
     def __init__(self, graph: Any, example_inputs: Sequence[Any], options: Options) -> None:
-        from tunefarm.torch_backend.exported_graph import Weights, is_size
+        from tunefarm.torch_backend.exported_graph import Weights, is_number, is_size
 
         self._graph = graph
         self._options = options
         self._weights = Weights(example_inputs)
-        self._sizes = [place for place, value in enumerate(example_inputs) if is_size(value)]
+        # The places of sizes, and of numbers that PyTorch passes as tensors.
+        self._sizes = [
+            place
+            for place, value in enumerate(example_inputs)
+            if is_size(value) or is_number(graph, place, value)
+        ]
         # The library of each size; None for a size that runs in PyTorch.
-        self._libraries: dict[tuple[int, ...], Any] = {}
+        self._libraries: dict[tuple[float, ...], Any] = {}
         self._lock = threading.Lock()
 
     @property
@@ -92,7 +97,7 @@ class CompiledGraph:
 
     def library_for(self, args: Sequence[Any]) -> Any:
         """Return the library for arguments, compiled at its first use; None if the graph runs in PyTorch."""
-        size = tuple(int(args[place]) for place in self._sizes)
+        size = tuple(float(args[place]) for place in self._sizes)
         if size in self._libraries:
             return self._libraries[size]
         with self._lock:
@@ -104,7 +109,7 @@ class CompiledGraph:
                 self._libraries[size] = self._compiled(size, args)
         return self._libraries[size]
 
-    def _compiled(self, size: tuple[int, ...], args: Sequence[Any]) -> Any:
+    def _compiled(self, size: tuple[float, ...], args: Sequence[Any]) -> Any:
         from torch import Tensor
 
         from tunefarm.torch_backend.exported_graph import CannotCompile, export

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,14 @@ class CannotCompile(Exception):
 def is_size(value: Any) -> bool:
     """Return whether an argument of a graph is the size of an open dimension."""
     return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+
+
+def is_number(graph: Any, place: int, value: Any) -> bool:
+    """Return whether a graph takes an argument only as a number: PyTorch passes a module's floats as tensors
+    where all sizes are open."""
+    node = list(graph.graph.find_nodes(op="placeholder"))[place]
+    reads = [(user.op, user.target) for user in node.users]
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and {*reads} == {("call_method", "item")}
 
 
 def reason_to_reject(graph: Any, example_inputs: Sequence[Any]) -> str:
@@ -60,13 +68,16 @@ class Weights:
 
 
 class _Bound(torch.nn.Module):
-    """A graph with its weights and sizes bound: a function of its inputs that returns the distinct tensors
-    among its outputs."""
+    """A graph with its weights, numbers and sizes bound: a function of its inputs that returns the distinct
+    tensors among its outputs."""
 
-    def __init__(self, graph: Any, args: Sequence[Any], weights: Weights, outputs: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Any, args: Sequence[Any], inputs: Sequence[int], weights: Weights, outputs: Sequence[int]
+    ) -> None:
         super().__init__()
         self._graph = graph
-        self._args = [None if isinstance(value, torch.Tensor) else int(value) for value in args]
+        self._inputs = inputs
+        self._args = [0.0 if isinstance(value, torch.Tensor) else int(value) for value in args]
         self._weights = list(weights.tensors)
         for place, tensor in weights.tensors.items():
             self.register_buffer(f"weight{place}", tensor.detach())
@@ -76,8 +87,8 @@ class _Bound(torch.nn.Module):
         args: list[Any] = list(self._args)
         for place in self._weights:
             args[place] = getattr(self, f"weight{place}")
-        waiting = iter(inputs)
-        args = [next(waiting) if value is None else value for value in args]
+        for place, value in zip(self._inputs, inputs, strict=True):
+            args[place] = value
         results = self._graph(*args)
         return tuple(results[place] for place in self._outputs)
 
@@ -143,10 +154,11 @@ class TorchLibrary:
 
 def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
     """Export a graph for the sizes of its arguments. Raises CannotCompile."""
+    numbers = {place: float(value) for place, value in enumerate(args) if is_number(graph, place, value)}
     inputs = tuple(
         place
         for place, value in enumerate(args)
-        if isinstance(value, torch.Tensor) and place not in weights.tensors
+        if isinstance(value, torch.Tensor) and place not in weights.tensors and place not in numbers
     )
     if not inputs:
         raise CannotCompile("it has no inputs")
@@ -167,7 +179,7 @@ def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
             outputs.append(different[node])
     if not chosen:
         raise CannotCompile("it has no outputs")
-    bound = _Bound(_without_grad_modes(graph), args, weights, chosen)
+    bound = _Bound(_prepared(graph, numbers), args, inputs, weights, chosen)
     examples = tuple(args[place].detach() for place in inputs)
     try:
         # The graph is complete, so PyTorch's information about the original frame isn't needed.
@@ -178,14 +190,23 @@ def export(graph: Any, args: Sequence[Any], weights: Weights) -> Exported:
     return Exported(program, inputs, tuple(outputs))
 
 
-def _without_grad_modes(graph: Any) -> Any:
-    """Return a copy of a graph without switches of the gradient mode, because a library computes no
-    gradients."""
+def _prepared(graph: Any, numbers: Mapping[int, float]) -> Any:
+    """Return a copy of a graph with the values of numbers, and without switches of the gradient mode, because
+    a library computes no gradients."""
     copied = copy.copy(graph)
     copied.graph = copy.deepcopy(graph.graph)
     for node in list(copied.graph.nodes):
         if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
             copied.graph.erase_node(node)
+    places = list(copied.graph.find_nodes(op="placeholder"))
+    for place, number in numbers.items():
+        for read in list(places[place].users):
+            for user in list(read.users):
+                user.args, user.kwargs = torch.fx.map_arg(
+                    (user.args, user.kwargs),
+                    lambda node, read=read, number=number: number if node is read else node,
+                )
+            copied.graph.erase_node(read)
     copied.recompile()
     return copied
 

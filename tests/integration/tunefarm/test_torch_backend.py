@@ -173,6 +173,19 @@ def test_open_dimensions_have_a_library_for_each_size(lines: pytest.LogCaptureFi
     assert len(_messages(lines)) == MAX_SIZES
 
 
+def test_a_networks_numbers_are_constants_where_all_sizes_are_open(lines: pytest.LogCaptureFixture) -> None:
+    """PyTorch passes the momentum and the epsilon of a batch norm as tensors then."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+    run = torch.compile(model, backend="tunefarm", dynamic=True)
+    with torch.no_grad():
+        for size in (2, 3):
+            x = torch.randn(size, 3, 8, 8)
+            _agree(run(x), model(x))
+        model[1].eps = 0.5
+        _agree(run(x), model(x))
+    assert [line.partition(" with ")[0] for line in _messages(lines)] == ["compiled a graph"] * 3
+
+
 def test_tensors_are_shared_and_results_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = torch.nn.Linear(64, 64), torch.randn(16, 64)
     run = _compiled(model)
