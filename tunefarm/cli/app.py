@@ -131,7 +131,13 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = run(app, sys.argv[1:])
+    try:
+        code = run(app, sys.argv[1:])
+    except KeyboardInterrupt:  # another one, while the first was handled
+        code = report(NAME, "interrupted", ExitCode.INTERRUPTED)
+    # From here on, an interruption ends the process at once, without a traceback of its last steps.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from core.job import MAX_TRIALS, JobState
 from tests.onnx_models import masked_attention
 from tests.unit.tunefarm.fake_service import MESSAGE, WORKER, FakeService, serving
 from tests.unit.tunefarm.samples import job, task
+from tunefarm.cli import app as cli_app
 from tunefarm.cli import completion, live
 from tunefarm.cli import tune as cli_tune
 from tunefarm.cli.app import app, run
@@ -631,3 +633,22 @@ def test_a_quiet_command_prints_its_result_alone(
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["--version"]) == ExitCode.OK
     assert capsys.readouterr().out == f"tunefarm {version('tunefarm')}\n"
+
+
+def test_a_second_interruption_ends_the_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_app, "run", interrupted)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli_app.main()
+        assert {signal.getsignal(number) for number in before} == {signal.SIG_DFL}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended.value.code == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "tunefarm: interrupted\n"
