@@ -103,6 +103,9 @@ for group in (app, releases.app, tokens.app, webhooks.app, workers.app):
     for command in group.registered_commands:
         if command.callback is not None and command.context_settings is not processes.PASS_ON:
             command.callback = with_quiet(command.callback)
+listing = workers.app.registered_callback
+if listing is not None and listing.callback is not None:
+    listing.callback = with_quiet(listing.callback)
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

@@ -444,7 +444,7 @@ def test_jobs_and_workers_are_listed_cancelled_and_deleted(
     for arguments, part in ((["jobs"], "net"), (["jobs", "j1"], "conv1"), (["workers"], "a board")):
         assert run(app, [*arguments, "--server", fake.url]) == ExitCode.OK
         assert part in capsys.readouterr().out
-        assert run(app, [*arguments, "--server", fake.url, "--json"]) == ExitCode.OK
+        assert run(app, [*arguments, "--server", fake.url, "--json", "--quiet"]) == ExitCode.OK
         json.loads(capsys.readouterr().out)
     assert run(app, ["cancel", "j1", "--server", fake.url]) == ExitCode.OK
     assert "job j1 is cancelled" in capsys.readouterr().out
