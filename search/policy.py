@@ -34,6 +34,10 @@ OVERSAMPLING = 8
 SAMPLING_EXPONENT = 3.0
 
 
+# The features and the analytic seconds of a program.
+Example = tuple[NDArray[np.float32], np.float64]
+
+
 @dataclass(frozen=True)
 class TuneContext:
     """One workload on one device class."""
@@ -41,6 +45,7 @@ class TuneContext:
     dag: Dag
     sketches: tuple[Sketch, ...]
     device: Device
+    _examples: dict[Program, Example] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
         """Return the features of programs, and the analytic estimate from which they are computed."""
@@ -54,22 +59,29 @@ class TuneContext:
     def score(self, population: Population, model: CostModel) -> Scored:
         """Predict the seconds of programs, and estimate the seconds of their stages."""
         features, estimated = self.describe(population)
-        return Scored(population, model.predict(features, estimated), estimated.stages)
+        seconds = model.predict(features, estimated)
+        return Scored(population, seconds, estimated.stages, features, estimated.seconds)
 
-    def estimated_seconds(self, programs: Sequence[Program]) -> list[float]:
-        """Return the analytic estimate of each program."""
-        seconds: dict[Program, float] = {}
-        for key in dict.fromkeys(program.sketch.key for program in programs):
-            of_sketch = [program for program in programs if program.sketch.key == key]
-            found = estimate(gather(of_sketch), self.device).seconds
-            seconds |= zip(of_sketch, found.tolist(), strict=True)
-        return [seconds[program] for program in programs]
+    def examples(self, programs: Sequence[Program]) -> list[Example]:
+        """Return what a model learns from about each program. It is computed once, because every training
+        needs it.
+        """
+        missing = [program for program in dict.fromkeys(programs) if program not in self._examples]
+        for key in dict.fromkeys(program.sketch.key for program in missing):
+            of_sketch = [program for program in missing if program.sketch.key == key]
+            features, estimated = self.describe(gather(of_sketch))
+            described = zip(features, estimated.seconds, strict=True)
+            self._examples.update(zip(of_sketch, described, strict=True))
+        return [self._examples[program] for program in programs]
 
 
 @dataclass(frozen=True)
 class Proposal:
+    """A program, its predicted seconds and its analytic estimate."""
+
     program: Program
     predicted_s: float
+    estimated_s: float
 
 
 @dataclass(frozen=True)
@@ -127,19 +139,17 @@ def train(samples: Sequence[Sample]) -> CostModel:
     if not groups:
         return CostModel()
     numbers = {task: number for number, task in enumerate(dict.fromkeys(key[0] for key in groups))}
-    features, analytic, measured, tasks = [], [], [], []
-    for (task_id, _), group in groups.items():
-        described, estimated = group[0][0].describe(gather([program for _, program, _ in group]))
-        features.append(described)
-        analytic.append(estimated.seconds)
-        measured.append(np.array([seconds for _, _, seconds in group]))
-        tasks.append(np.full(len(group), numbers[task_id]))
+    examples = [
+        example
+        for group in groups.values()
+        for example in group[0][0].examples([program for _, program, _ in group])
+    ]
     return CostModel.train(
         Examples(
-            np.concatenate(features),
-            np.concatenate(analytic),
-            np.concatenate(measured),
-            np.concatenate(tasks),
+            np.stack([features for features, _ in examples]),
+            np.array([analytic_s for _, analytic_s in examples]),
+            np.array([seconds for group in groups.values() for _, _, seconds in group]),
+            np.concatenate([np.full(len(group), numbers[key[0]]) for key, group in groups.items()]),
         )
     )
 
@@ -181,6 +191,7 @@ def propose(
                 rng,
                 evolution,
                 found.get(sketch.key),
+                lambda scored: rescore(scored, model),
             )
         )
         found[sketch.key] = ranked[-1].take(np.arange(min(len(ranked[-1]), settings.max_known)))
@@ -191,9 +202,15 @@ def propose(
     # Random programs correct the model where it is wrong, so their predictions don't matter.
     for program in draw(task, RANDOM_DRAWS, rng) if len(picked) < count else ():
         if len(picked) < count and program not in excluded:
-            picked.append(Proposal(program, float(task.predict(gather([program]), model)[0])))
+            scored = task.score(gather([program]), model)
+            picked.append(Proposal(program, float(scored.seconds[0]), float(scored.analytic_s[0])))
     limit_s = settings.limit_s(model, measured)
     return [proposal for proposal in picked if proposal.predicted_s <= limit_s]
+
+
+def rescore(scored: Scored, model: CostModel) -> Scored:
+    """Predict programs again, by another model."""
+    return replace(scored, seconds=model.predict(scored.features, Estimate(scored.analytic_s)))
 
 
 def _merge(
@@ -206,14 +223,24 @@ def _merge(
     heads = [each.population.take(np.arange(min(len(each), depth + len(excluded)))) for each in ranked]
     tiles = [[Nest.of(head, stage).tile.T for stage in head.sketch.tiled] for head in heads]
     rows = [
-        zip(each.seconds.tolist(), repeat(number), range(len(head)), head.values.tolist(), strict=False)
+        zip(
+            each.seconds.tolist(),
+            repeat(number),
+            range(len(head)),
+            head.values.tolist(),
+            each.analytic_s.tolist(),
+            strict=False,
+        )
         for number, (head, each) in enumerate(zip(heads, ranked, strict=True))
     ]
-    for seconds, number, row, values in merge(*rows):
+    for seconds, number, row, values, estimated_s in merge(*rows):
         sketch = heads[number].sketch
         if (sketch.key, tuple(values)) not in known:
             program = Program(sketch, tuple(values))
-            yield Proposal(program, seconds), tuple(tile[row].tobytes() for tile in tiles[number])
+            yield (
+                Proposal(program, seconds, estimated_s),
+                tuple(tile[row].tobytes() for tile in tiles[number]),
+            )
 
 
 def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:

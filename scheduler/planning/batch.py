@@ -85,16 +85,14 @@ class TaskRound:
                 # An error in one subgraph's search must not stop the others.
                 log.exception("%s: the search failed", self.task.name)
                 break
-            programs = [proposal.program for proposal in proposals]
-            lowered = map(self._lower, proposals, self.space.search_task.estimated_seconds(programs))
-            found += [trial for trial in lowered if trial is not None]
+            found += [trial for trial in map(self._lower, proposals) if trial is not None]
             if len(proposals) < missing:
                 break
         is_exhausted = len(found) < count
         self.progress = replace(self.progress, issued=self.history.num_issued, exhausted=is_exhausted)
         return found
 
-    def _lower(self, proposal: Proposal, estimated_s: float) -> NewTrial | None:
+    def _lower(self, proposal: Proposal) -> NewTrial | None:
         """Return the trial of a program; None if TVM can't lower it or its trace was issued before."""
         program = proposal.program
         try:
@@ -112,7 +110,7 @@ class TaskRound:
             program.to_json(),
             trace,
             proposal.predicted_s,
-            estimated_s=estimated_s,
+            estimated_s=proposal.estimated_s,
         )
 
 

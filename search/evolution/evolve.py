@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,12 +51,13 @@ def evolve(
     rng: np.random.Generator,
     config: EvolutionConfig,
     known: Scored | None = None,
+    rescore: Callable[[Scored], Scored] = lambda scored: scored,
 ) -> Scored:
     """Return every distinct program of all generations, predicted fastest first.
 
     `measured` are programs, best first; programs of this sketch join the initial population. `known` is what
     an earlier evolution of the sketch returned, or the first part of it. Then this evolution continues the
-    earlier one by a generation, and predicts the known programs again.
+    earlier one by a generation. It scores only new programs; `rescore` predicts the known ones again.
     """
     limit = int(config.measured_fraction * config.population)
     of_sketch = [program for program in measured if program.sketch.key == sketch.key][:limit]
@@ -64,7 +65,11 @@ def evolve(
     if known is not None and len(known):
         children = _next_generation(known, rng, config, config.selection)
         fresh = sample(sketch, round(config.fresh_fraction * config.population), rng)
-        return join([score(_concatenate([*best, known.population, children, fresh]).distinct())])
+        everything = _concatenate([known.population, *best, children, fresh])
+        rows = everything.distinct_rows()
+        new = everything.take(rows[rows >= len(known)])
+        again = rescore(known)
+        return join([again, score(new)] if len(new) else [again])
     generation = _score(_concatenate([*best, _drawn(sketch, rng, config)]), score)
     generations = [generation]
     for _ in range(config.generations if len(generation) else 0):
@@ -81,7 +86,8 @@ def _score(population: Population, score: Score) -> Scored:
     if len(population):
         return score(population)
     nothing = np.zeros(0)
-    return Scored(population, nothing, {stage.node: nothing for stage in population.sketch.stages})
+    stages = {stage.node: nothing for stage in population.sketch.stages}
+    return Scored(population, nothing, stages, np.zeros((0, 0), np.float32), nothing)
 
 
 def _drawn(sketch: Sketch, rng: np.random.Generator, config: EvolutionConfig) -> Population:

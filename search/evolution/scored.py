@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search.programs.nest import Floats
 from search.programs.program import Population
@@ -15,31 +16,46 @@ from search.sketches.factors import Ints
 @dataclass(frozen=True)
 class Scored:
     """A population, the predicted `seconds` of its programs, and the seconds of every stage, by node:
-    [programs] each.
+    [programs] each. Another model predicts the programs from the same `features` and the same analytic
+    estimate, `analytic_s`.
     """
 
     population: Population
     seconds: Floats
     stages: Mapping[str, Floats]
+    features: NDArray[np.float32]
+    analytic_s: Floats
 
     def __len__(self) -> int:
         return len(self.population)
 
     def take(self, rows: Ints) -> Scored:
         stages = {node: seconds[rows] for node, seconds in self.stages.items()}
-        return Scored(self.population.take(rows), self.seconds[rows], stages)
+        return Scored(
+            self.population.take(rows),
+            self.seconds[rows],
+            stages,
+            self.features[rows],
+            self.analytic_s[rows],
+        )
 
 
 # Predicts the programs of a population.
 Score = Callable[[Population], Scored]
 
 
-def join(parts: list[Scored]) -> Scored:
+def join(parts: Sequence[Scored]) -> Scored:
     """Return the programs of several populations of one sketch, each program once, fastest first."""
-    first = parts[0].population
-    everything = Population(first.sketch, np.concatenate([part.population.values for part in parts]))
-    rows = everything.distinct_rows()
-    seconds = np.concatenate([part.seconds for part in parts])
-    rows = rows[np.argsort(seconds[rows], kind="stable")]
-    stages = {node: np.concatenate([part.stages[node] for part in parts])[rows] for node in parts[0].stages}
-    return Scored(everything.take(rows), seconds[rows], stages)
+    everything = parts[0]
+    if len(parts) > 1:
+        everything = Scored(
+            Population(
+                everything.population.sketch, np.concatenate([part.population.values for part in parts])
+            ),
+            np.concatenate([part.seconds for part in parts]),
+            {node: np.concatenate([part.stages[node] for part in parts]) for node in everything.stages},
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.analytic_s for part in parts]),
+        )
+    rows = everything.population.distinct_rows()
+    return everything.take(rows[np.argsort(everything.seconds[rows], kind="stable")])

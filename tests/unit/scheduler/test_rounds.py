@@ -216,7 +216,7 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
         known = {program for program, _ in measured} | exclude
         programs = [population.program(row) for row in range(3)]
-        return [Proposal(program, 1e-3) for program in programs if program not in known][:count]
+        return [Proposal(program, 1e-3, 2e-3) for program in programs if program not in known][:count]
 
     monkeypatch.setattr(batch, "propose", three)
     farm.submit(trials=50)

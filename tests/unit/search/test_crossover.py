@@ -31,7 +31,8 @@ def _scored(population: Population) -> Scored:
         stage.node: population.values[:, _columns(sketch, frozenset([stage.node]))].sum(axis=1).astype(float)
         for stage in sketch.stages
     }
-    return Scored(population, sum(stages.values()), stages)
+    seconds = np.sum([*stages.values()], axis=0)
+    return Scored(population, seconds, stages, np.zeros((len(population), 0), np.float32), seconds)
 
 
 @given(sketches, seeds)
