@@ -12,6 +12,7 @@ from scheduler.learning.training import Trainer
 from scheduler.metrics import SchedulerMetrics
 from scheduler.model_compiler import CompilerChildren, ModelCompiler
 from scheduler.planning.record_cache import RecordCache
+from scheduler.planning.trial_cache import TrialCache
 from scheduler.settings import SchedulerSettings
 from scheduler.spaces import Spaces
 from system.signing import SigningKey
@@ -41,5 +42,6 @@ class Context:
         self.spaces = Spaces(self.database)
         self.model_compiler = ModelCompiler(self.database, self.children)
         self.record_cache = RecordCache()
+        self.trial_cache = TrialCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
         self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_EXHAUSTED)

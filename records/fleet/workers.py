@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, delete, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -262,6 +262,20 @@ def not_taking_work(session: Session) -> list[str]:
     """Return the ids of workers whose desired state isn't WORK, or that must calibrate first."""
     withheld = or_(WorkerRow.desired_state != DesiredState.WORK, WorkerRow.calibrate)
     return list(session.scalars(select(WorkerRow.id).where(withheld)))
+
+
+def count_able(session: Session, device_class: str, now: float, silent_s: float = LOST_AFTER_S) -> int:
+    """Return how many workers of a device class measure the jobs of anybody: they aren't reserved, and
+    haven't been silent for `silent_s`.
+    """
+    able = (
+        WorkerRow.device_class == device_class,
+        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
+        WorkerRow.desired_state == DesiredState.WORK,
+        WorkerRow.last_seen_at > now - silent_s,
+        or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until <= now),
+    )
+    return session.scalar(select(func.count()).select_from(WorkerRow).where(*able)) or 0
 
 
 def may_lease(session: Session, worker_id: str, session_id: str) -> bool:

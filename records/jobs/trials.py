@@ -175,6 +175,12 @@ def counts(session: Session, job_id: str) -> TrialCounts:
     return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
+def count_open(session: Session, job_id: str) -> int:
+    """Count a job's trials that aren't done, without reading the others."""
+    of_job = (TrialRow.job_id == job_id, TrialRow.state.in_(("pending", "leased")))
+    return session.scalar(select(func.count()).where(*of_job)) or 0
+
+
 def attempted_tasks(session: Session, job_id: str) -> set[int]:
     """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
     schedule. Programs that could not be compiled count only once there are MAX_GUESSES of them.
@@ -204,7 +210,7 @@ def _is_fallback() -> ColumnElement[bool]:
 
 def for_task(session: Session, task_id: int) -> list[Trial]:
     """Return a task's trials, oldest first."""
-    rows = session.scalars(select(TrialRow).where(TrialRow.task_id == task_id).order_by(TrialRow.id))
+    rows = session.execute(select(*COLUMNS).where(TrialRow.task_id == task_id).order_by(TrialRow.id))
     return [trial_of(row) for row in rows]
 
 
@@ -212,6 +218,15 @@ def last_repeat(session: Session, task_id: int, trace: str) -> int:
     """Return how often the task's job has measured a trace again; 0 if never."""
     same = (TrialRow.task_id == task_id, TrialRow.trace_sha == digest(trace))
     return session.scalar(select(func.max(TrialRow.repeat)).where(*same)) or 0
+
+
+def of_job(session: Session, job_id: str, after: int = 0) -> list[Trial]:
+    """Return a job's trials whose ids are larger than `after`, oldest first.
+
+    A job's trials become visible in the order of their ids, because adding them locks the job.
+    """
+    later = select(*COLUMNS).where(TrialRow.job_id == job_id, TrialRow.id > after)
+    return [trial_of(row) for row in session.execute(later.order_by(TrialRow.id))]
 
 
 def measured(session: Session, job_id: str) -> list[MeasuredTrial]:

@@ -216,12 +216,13 @@ def _insert_trials(dialect: str) -> ConflictInsert:
     )
 
 
-def _select_measured(device_class: str) -> Select[RecordRow]:
-    return select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.source == "trial")
+def _select_measured(device_class: str) -> Select[*tuple[Any, ...]]:
+    columns = (getattr(RecordRow, name) for name in Record.__dataclass_fields__)
+    return select(*columns).where(RecordRow.device_class == device_class, RecordRow.source == "trial")
 
 
-def _records(session: Session, query: Select[RecordRow]) -> list[Record]:
-    return [_record(row) for row in session.scalars(query)]
+def _records(session: Session, query: Select[*tuple[Any, ...]]) -> list[Record]:
+    return [_record(row) for row in session.execute(query)]
 
 
 def _record(row: Any) -> Record:

@@ -9,12 +9,13 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from records import devices
-from records.jobs import events, trials
+from records.jobs import events
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
 from scheduler.planning.record_cache import RecordCache
+from scheduler.planning.trial_cache import TrialCache
 
 # The kind of event that ends a round.
 ROUND = "round"
@@ -38,17 +39,18 @@ class JobSnapshot:
 
 
 def read_snapshot(
-    session: Session, job: Job, tasks: Sequence[Task], record_cache: RecordCache
+    session: Session, job: Job, tasks: Sequence[Task], record_cache: RecordCache, trial_cache: TrialCache
 ) -> JobSnapshot:
     """Read the snapshot of a job. Raises RuntimeError if the job has no device class yet."""
     if job.device_class is None:
         raise RuntimeError(f"job {job.id} is tuning without a device class")
     hashes = [task.workload_hash for task in tasks]
+    trials = trial_cache.by_task(session, [task.job_id for task in tasks])
     return JobSnapshot(
         job=job,
         device=devices.get_class(session, job.device_class),
         tasks=tasks,
-        trials={task.id: trials.for_task(session, task.id) for task in tasks},
+        trials={task.id: trials.get(task.id, []) for task in tasks},
         records=record_cache.records(session, job.device_class, hashes),
         round=next_round(session, job),
     )

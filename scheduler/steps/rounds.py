@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.job import EndReason, JobState
 from records import devices
+from records.fleet import workers
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
@@ -26,6 +27,9 @@ from scheduler.steps import attempts, onnx_runtime, tvmscripts, waiting_messages
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
+# The trials of a batch for each device of the class, and the largest fraction of the budget's rest.
+TRIALS_PER_DEVICE = 4
+LARGEST_BATCH = 1 / 8
 # The time to compile and time the model at the end, in multiples of the import's time.
 PUBLISHING_RATIO = 1.3
 
@@ -65,7 +69,8 @@ class RoundPlan:
     """The trials to issue now.
 
     trials     number of trials; 0 when it isn't time for a batch
-    issuable   number of trials that the budget allows; 0 when it is used up, or a goal is reached
+    issuable   number of trials that the budget allows; 0 when it is used up, or a goal is reached. It isn't
+               counted while enough trials wait
     imported   trials of imported schedules, which come first
     uncovered  the tasks whose fallback schedule comes next
     tasks      the tasks to plan the other trials for
@@ -91,12 +96,16 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
         for job in group.tuning:
             trials.drop_pending(session, job.id, keep_repeats=reached is not EndReason.MINUTES)
         return RoundPlan(trials=0, issuable=0, reached=reached)
-    settings = context.settings
+    left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
+    batch_size = _batch_size(session, context, group, left)
+    num_open = sum(trials.count_open(session, job.id) for job in group.jobs)
+    if num_open > _plan_ahead(session, context, group) * batch_size:
+        # Most wake-ups end here. To count all trials takes longer with each.
+        return RoundPlan(trials=0, issuable=num_open)
     budget = read_remaining(session, group)
-    is_time = budget.num_open <= _plan_ahead(session, context, group) * settings.batch_size
     # A search that found nothing new finds nothing until the next result arrives.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
-    num_trials = min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0
+    num_trials = 0 if is_exhausted else min(budget.issuable, batch_size)
     first = {trial.task_id: trial for trial in reversed(budget.imported)}
     imported, searched = budget.imported, budget.covered
     if budget.issuable > budget.trials:
@@ -106,6 +115,16 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     uncovered = [task for task in budget.untried if not task.covered and task.id not in first]
     imported = imported[:num_trials]
     return RoundPlan(num_trials, budget.issuable, imported, uncovered[: num_trials - len(imported)], searched)
+
+
+def _batch_size(session: Session, context: Context, group: Group, left: int) -> int:
+    """Return the number of trials of a batch: a few for each device of the class, so that none waits for the
+    next one. A small budget is still planned in several batches, because each learns from the one before.
+    """
+    device_class = group.tuning[0].device_class
+    devices_there = 0 if device_class is None else workers.count_able(session, device_class, context.now())
+    fleet = min(TRIALS_PER_DEVICE * devices_there, int(LARGEST_BATCH * left))
+    return max(context.settings.batch_size, fleet)
 
 
 def _plan_ahead(session: Session, context: Context, group: Group) -> int:
@@ -151,7 +170,7 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
     """Plan a batch and issue it; return its number of trials."""
     job, settings = group.tuning[0], context.settings
     with context.database.begin() as session:
-        snapshot = read_snapshot(session, job, plan.tasks, context.record_cache)
+        snapshot = read_snapshot(session, job, plan.tasks, context.record_cache, context.trial_cache)
         fallbacks = fallback_trials(session, snapshot.device, plan.uncovered)
     spaces = context.spaces.load([task.workload_hash for task in snapshot.tasks], snapshot.device)
     with tracing.span("train cost model"):

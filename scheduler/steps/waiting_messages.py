@@ -38,6 +38,10 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
     the same for builders if only builders may build for the job.
     """
     start = f"waiting for a device of class {job.device_class}: "
+    assert job.device_class is not None, "it is tuning"
+    is_told = job.message.startswith(start) or job.request.build is Build.BUILDER
+    if not is_told and workers.count_able(session, job.device_class, now, AWAY_AFTER_S):
+        return
     measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
     of_class = [worker for worker in measuring if worker.device_class == job.device_class]
     able = (WorkerState.READY, WorkerState.BUSY)

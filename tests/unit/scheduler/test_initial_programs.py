@@ -32,7 +32,9 @@ def seeds_of(farm: Farm, *tasks: Any) -> dict[str, tuple[Program, ...]]:
     context = farm.context
     listed = farm.tasks("next")
     with farm.database.begin() as session:
-        snapshot = read_snapshot(session, jobs.get(session, "next"), listed, context.record_cache)
+        snapshot = read_snapshot(
+            session, jobs.get(session, "next"), listed, context.record_cache, context.trial_cache
+        )
     task_spaces = context.spaces.load([task.workload_hash for task in tasks], DEVICE)
     return find_initial_programs(farm.database, context.spaces, snapshot, task_spaces)
 

@@ -16,6 +16,9 @@ from sqlalchemy import update
 from compiler.lowering.trace import LoweringError, lower
 from core.job import Budget, EndReason, JobState
 from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from records.fleet import workers
+from records.fleet.workers import WorkerSession
 from records.jobs import jobs, trials
 from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
@@ -470,7 +473,9 @@ class TestDisturbedMeasurements:
 def test_every_batch_ends_a_round(farm: Farm) -> None:
     def rounds() -> int:
         with farm.database.begin() as session:
-            return read_snapshot(session, jobs.get(session, "job"), (), farm.context.record_cache).round
+            return read_snapshot(
+                session, jobs.get(session, "job"), (), farm.context.record_cache, farm.context.trial_cache
+            ).round
 
     begin(farm)
     assert rounds() == 1
@@ -505,3 +510,20 @@ def test_the_real_search_and_the_learned_model_work_here(
     assert job.trials_done == 60
     assert farm.context.trainer.models[DEVICE.key].is_learned
     assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}
+
+
+def test_a_batch_grows_with_the_devices_of_the_class(farm: Farm) -> None:
+    """Ten devices measure more than a batch while the next is planned. A small budget is divided anyway."""
+    farm.restart(plan_ahead=1)
+    with farm.database.begin() as session:
+        for number in range(10):
+            worker = WorkerSession(f"other {number}", f"session {number}", WorkerState.READY, DEVICE)
+            workers.register(session, worker, farm.now)
+    begin(farm, trials=160)
+    plan(farm)
+    assert pending(farm) == 20
+    for _ in range(4):
+        farm.work()
+    assert pending(farm) < 16
+    plan(farm)
+    assert pending(farm) > 20
