@@ -7,9 +7,9 @@ With --seconds, the most valuable parts run first, each with its own limit. The 
 were left out.
 
 Operators are computed in float32 without TF32. Matrix products are also computed in float16, bfloat16 and
-TF32, and compared with the calibrated peak. Networks are tuned on an embedded stack with an empty data
-folder. PyTorch runs with CUDA graphs, and networks also with torch.compile. Nothing else should run on the
-machine.
+TF32, and compared with the calibrated peak and with cuBLAS. Networks are tuned on an embedded stack with an
+empty data folder. PyTorch runs with CUDA graphs, and networks also with torch.compile and by JAX. Figures are
+written after each peer. Nothing else should run on the machine.
 
 On the tests' stand-in for a GPU, every figure is marked as meaningless, and none is stored in docs.
 """
@@ -26,7 +26,7 @@ from benchmarks.arguments import add_operator, command_parser, positive
 from benchmarks.gpu import networks, operators, parts
 from benchmarks.gpu.device import STORED, describe, detect, is_stand_in, without_aims
 from benchmarks.gpu.networks import NetworkResult
-from benchmarks.gpu.operators import PRODUCT_TYPES, PRODUCTS, OperatorResult, Plan, product_figure
+from benchmarks.gpu.operators import PRODUCT_TYPES, PRODUCTS, OperatorResult, Plan, product_figures
 from benchmarks.gpu.peers import missing
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
@@ -81,14 +81,14 @@ class _Run:
         self._output = output
         self._operators: list[OperatorResult] = []
         self._products: list[Figure] = []
-        self._networks: list[NetworkResult] = []
+        self._networks: dict[str, NetworkResult] = {}
         trials = args.trials or (QUICK_TRIALS if args.quick else TRIALS)
         shapes = TINY if args.tiny else {}
         self._plan = Plan(device, trials, args.threads, args.rounds, args.seed, shapes)
 
     def run(self) -> int:
         args, output, threads = self._args, self._output, self._args.threads
-        for why in dict.fromkeys(filter(None, (missing(), networks.absent_peer()))):
+        for why in dict.fromkeys(filter(None, (missing(), *networks.absent_peers().values()))):
             output.say(f"{why}, and is not compared with")
         names = args.operators or (tuple(TINY) if args.tiny else QUICK if args.quick else PAPER)
         names = () if "operators" in args.skip else tuple(names)
@@ -99,12 +99,12 @@ class _Run:
             output.say(f"{dtype} matrix product of {side}")
             try:
                 name = f"the product of {side}"
-                seconds = run_isolated(name, threads, operators.product_seconds, dtype, side, self._plan)
+                found = run_isolated(name, threads, operators.run_product, dtype, side, self._plan)
             except MeasurementFailed as error:
                 output.fail(error)
                 failures += 1
                 continue
-            self._products.append(product_figure(dtype, side, seconds, self._device))
+            self._products += product_figures(found, self._device)
             self._write()
         chosen = args.networks or (QUICK_NETWORKS if args.quick else networks.NETWORKS)
         for network in () if "networks" in args.skip else chosen:
@@ -125,18 +125,30 @@ class _Run:
         try:
             with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
                 given = networks.Plan(
-                    name, args.type, trials, args.network_minutes, args.threads, args.rounds, args.tiny
+                    name,
+                    args.type,
+                    trials,
+                    args.network_minutes,
+                    args.threads,
+                    args.rounds,
+                    args.tiny,
+                    args.peer_seconds,
                 )
-                self._networks.append(networks.run(given, Path(folder), self._output.console))
+                networks.run(given, Path(folder), self._output.console, self._keep)
         except (CommandError, ClientError, OSError, RuntimeError) as error:
             self._output.fail(f"{name}: {error}")
             return 1
-        self._write()
         return 0
+
+    def _keep(self, result: NetworkResult) -> None:
+        self._networks[result.label] = result
+        self._write()
 
     def _figures(self) -> list[Figure]:
         found = operators.figures_of(self._operators, self._plan.trials)
-        return without_aims([*found, *self._products, *networks.figures_of(self._networks)], self._device)
+        return without_aims(
+            [*found, *self._products, *networks.figures_of([*self._networks.values()])], self._device
+        )
 
     def _write(self) -> None:
         """Write both files, so that an interrupted run keeps its measurements."""
@@ -168,6 +180,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=positive, help="do what fits into so many seconds, best first")
     parser.add_argument("--network-minutes", type=float, help="of trials for every network")
+    parser.add_argument(
+        "--peer-seconds",
+        type=positive,
+        default=600,
+        help="in which a peer compiles a network, or is left out [600]",
+    )
     parser.add_argument("--trials", type=positive, help=f"of every search [{TRIALS}, quick {QUICK_TRIALS}]")
     default = f"{NETWORK_TRIALS}, quick {QUICK_NETWORK_TRIALS}"
     parser.add_argument("--network-trials", type=positive, help=f"of every network [{default}]")

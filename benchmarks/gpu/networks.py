@@ -1,13 +1,14 @@
-"""Tune whole networks on a GPU the way a user does, and time them in turns with PyTorch."""
+"""Tune whole networks on a GPU the way a user does, and time them in turns with PyTorch and JAX."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from benchmarks.device_class import NATIVE
 from benchmarks.fit.databases import read_databases
 from benchmarks.fit.fitting import estimated, pairs_right
 from benchmarks.fit.programs import ProgramsError
-from benchmarks.gpu.peers import COMPILED, GRAPHS, TorchNetwork, missing
+from benchmarks.gpu.jax_network import JAX, JaxNetwork, missing_jax
+from benchmarks.gpu.peers import COMPILED, GRAPHS, LimitedLoad, TorchNetwork, missing
 from benchmarks.networks.plan import TUNED
 from benchmarks.networks.session import Tuning, session
 from benchmarks.results.figures import Figure, at_least, at_most, figure, mean_figure, number
-from benchmarks.results.metrics import LATENCY, SPEED_UP, TRIALS_A_SECOND
+from benchmarks.results.metrics import FASTEST_PEER, LATENCY, SPEED_UP, TRIALS_A_SECOND
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Timings, measure
@@ -30,14 +32,16 @@ from core.model_latency import network_s
 from examples import make_models
 from search.cost.cost_parameters import FITTED
 
-FASTER_PYTORCH = "the faster PyTorch"
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "bert_base", "vit_b16", "dcgan")
 # The element type of a network's matrix products. With TF32, the network itself is float32.
 TYPES = ("float32", "tf32", "float16")
+IN_TYPE = " in "
 # The variable with the index of the GPU that the worker of an embedded stack measures.
 WORKER_GPU = "TUNEFARM_WORKER_GPU"
 CONVERTER = "onnx2torch"
-FASTER = at_least(1.0)
+# With which peer a network is compared, and how many times as fast it is to be, by the type of its products.
+AIMS = {"float32": (GRAPHS, at_least(2.0)), "tf32": (FASTEST_PEER, at_least(1.2))}
+AIMS["float16"] = FASTEST_PEER, at_least(1.0)
 # The largest allowed difference of the kernels' total latency from the published model's, in percent.
 CLOSE = at_most(10)
 # The share of pairs of a workload's programs that the estimate ranks right.
@@ -49,7 +53,7 @@ PACE = at_least(10)
 @dataclass(frozen=True)
 class Plan:
     """A network, the type of its matrix products, and its tuning. `minutes` limits the trials; None for no
-    limit."""
+    limit. A peer that isn't compiled after `peer_s` seconds is left out."""
 
     network: str
     element_type: str
@@ -58,11 +62,12 @@ class Plan:
     threads: int
     rounds: int
     tiny: bool
+    peer_s: float
 
     @property
     def label(self) -> str:
         tiny = "-tiny" if self.tiny else ""
-        of_type = "" if self.element_type == "float32" else f" in {self.element_type}"
+        of_type = "" if self.element_type == "float32" else f"{IN_TYPE}{self.element_type}"
         return f"{self.network}{tiny}{of_type}"
 
     def model(self) -> onnx.ModelProto:
@@ -77,23 +82,41 @@ class Plan:
 @dataclass(frozen=True)
 class NetworkResult:
     """A tuned network, its and its peers' latencies, and how many pairs of its programs the estimate ranks
-    right, of how many."""
+    right, of how many. `left_out` says why the other peers have no latency."""
 
-    label: str
+    plan: Plan
     tuning: Tuning
-    timings: dict[str, Timings]
+    timings: Mapping[str, Timings]
     ranked: tuple[int, int] = (0, 0)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.plan.label
+
+    def ratio(self, peer: str) -> float | None:
+        """Return a peer's latency divided by ours; None if it has none."""
+        peers = {name: timings for name, timings in self.timings.items() if name != TUNED}
+        if peer == FASTEST_PEER and peers:
+            peer = min(peers, key=lambda name: peers[name].latency_s.value)
+        return peers[peer].ratio_to(self.timings[TUNED]).value if peer in peers else None
 
 
-def absent_peer() -> str:
-    """Return why PyTorch's networks aren't compared; "" if they are."""
-    if why := missing():
-        return why
-    return "" if importlib.util.find_spec(CONVERTER) else f"{CONVERTER}, which reads ONNX, is not installed"
+def absent_peers() -> dict[str, str]:
+    """Return why networks aren't compared with some peers, by the peer's name."""
+    why = missing()
+    if not why and importlib.util.find_spec(CONVERTER) is None:
+        why = f"{CONVERTER}, which reads ONNX, is not installed"
+    found = {GRAPHS: why, COMPILED: why, JAX: missing_jax()}
+    return {name: why for name, why in found.items() if why}
 
 
-def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
-    """Tune and measure a network in an empty `folder`. Raises CommandError, ClientError."""
+def run(plan: Plan, folder: Path, console: Console, keep: Callable[[NetworkResult], None]) -> None:
+    """Tune and measure a network in an empty `folder`.
+
+    `keep` gets the result when the network alone was timed, and again after each peer, in case that the time
+    is over before the last one. Raises CommandError, ClientError.
+    """
     model = folder / f"{plan.network}.onnx"
     onnx.save(plan.model(), model)
     data = folder / "data"
@@ -101,18 +124,38 @@ def run(plan: Plan, folder: Path, console: Console) -> NetworkResult:
         tuning = stack.tune(
             model, plan.trials, folder / "tuned", minutes=plan.minutes, tf32=plan.element_type == "tf32"
         )
-    ranked = _pairs_right(data / "tunefarm.db")
     inputs = random_inputs([(one.shape, one.dtype) for one in tuning.manifest.inputs], 0)
-    files: dict[str, ModelFile] = {TUNED: TvmLibrary(tuning.library, gpu=True)}
-    if not absent_peer():
-        for name, is_compiled in ((GRAPHS, False), (COMPILED, True)):
-            files[name] = TorchNetwork(model, is_compiled, plan.element_type)
+    peers: dict[str, ModelFile] = {
+        GRAPHS: TorchNetwork(model, False, plan.element_type),
+        COMPILED: TorchNetwork(model, True, plan.element_type),
+        JAX: JaxNetwork(model, plan.element_type),
+    }
+    absent = absent_peers()
+    left_out = dict.fromkeys(peers, "there was no time") | absent
     with ExitStack() as processes:
         contestants = {
-            one: processes.enter_context(ProcessContestant(file, plan.threads, inputs))
-            for one, file in files.items()
+            TUNED: processes.enter_context(
+                ProcessContestant(TvmLibrary(tuning.library, gpu=True), plan.threads, inputs)
+            )
         }
-        return NetworkResult(plan.label, tuning, measure(contestants, plan.rounds, Block()), ranked)
+        timings = measure(contestants, plan.rounds, Block())
+        result = NetworkResult(plan, tuning, timings, _pairs_right(data / "tunefarm.db"), left_out)
+        keep(result)
+        for name in [one for one in peers if one not in absent]:
+            try:
+                peer = ProcessContestant(LimitedLoad(peers[name], plan.peer_s), plan.threads, inputs)
+                contestants[name] = processes.enter_context(peer)
+                timings = measure(contestants, plan.rounds, Block())
+            except BrokenProcessPool:
+                contestants.pop(name, None)
+                left_out = {**left_out, name: f"it took over {plan.peer_s:g} s to compile, or crashed"}
+            except Exception as error:  # a peer's library may raise any exception class
+                contestants.pop(name, None)
+                left_out = {**left_out, name: " ".join(str(error).split())[:200] or type(error).__name__}
+            else:
+                left_out = {other: why for other, why in left_out.items() if other != name}
+            result = replace(result, timings=timings, left_out=left_out)
+            keep(result)
 
 
 def _pairs_right(database: Path) -> tuple[int, int]:
@@ -124,31 +167,52 @@ def _pairs_right(database: Path) -> tuple[int, int]:
 
 
 def figures_of(results: Sequence[NetworkResult]) -> list[Figure]:
-    """Return the mean over all networks first, then the figures of each."""
-    ratios = {result.label: _ratio(result) for result in results}
-    found = mean_figure(SPEED_UP, ratios, "x", of="networks", aim=FASTER, peer=FASTER_PYTORCH)
-    for result in results:
-        own = result.timings[TUNED].latency_s
-        done = f"{result.tuning.job.trials_done} trials in {number(result.tuning.job_s)} s"
-        peers = [
+    """Return the means over all networks of a type first, then the figures of each network."""
+    found = [one for result in results for one in _figures_of_network(result)]
+    return [*means_of(found), *found]
+
+
+def means_of(found: Sequence[Figure]) -> list[Figure]:
+    """Return the mean speed-up of the networks in each type, from the figures of the networks."""
+    means = []
+    for element_type, (peer, aim) in AIMS.items():
+        ratios: dict[str, float | None] = {
+            one.subject: one.value
+            for one in found
+            if (one.metric, one.peer) == (SPEED_UP, peer)
+            and (one.subject.partition(IN_TYPE)[2] or "float32") == element_type
+        }
+        means += mean_figure(SPEED_UP, ratios, "x", of=f"networks in {element_type}", aim=aim, peer=peer)
+    return means
+
+
+def _figures_of_network(result: NetworkResult) -> list[Figure]:
+    own = result.timings[TUNED].latency_s
+    low, high = own.spread
+    notes = [
+        f"{result.tuning.job.trials_done} trials in {number(result.tuning.job_s)} s",
+        *(
             f"{name}: {number(timings.latency_s.value * 1e3)} ms"
             for name, timings in result.timings.items()
             if name != TUNED
-        ]
-        low, high = own.spread
-        latency = figure(
+        ),
+        *(f"without {name}: {why}" for name, why in result.left_out.items()),
+    ]
+    found = [
+        figure(
             LATENCY,
             own.value * 1e3,
             "ms",
             subject=result.label,
             spread=(low * 1e3, high * 1e3),
-            note="; ".join([done, *peers]),
+            note="; ".join(notes),
         )
-        found.append(latency)
-        found += _search_figures(result)
-        ratio = ratios[result.label]
-        if ratio is not None:
-            found.append(figure(SPEED_UP, ratio, "x", peer=FASTER_PYTORCH, subject=result.label, aim=FASTER))
+    ]
+    found += _search_figures(result)
+    for peer in (GRAPHS, FASTEST_PEER):
+        if (ratio := result.ratio(peer)) is not None:
+            aim = at_least(1.0) if peer == AIMS[result.plan.element_type][0] else None
+            found.append(figure(SPEED_UP, ratio, "x", peer=peer, subject=result.label, aim=aim))
     return found
 
 
@@ -173,15 +237,6 @@ def _search_figures(result: NetworkResult) -> list[Figure]:
         condition = "while searching"
         found.append(figure(TRIALS_A_SECOND, pace, "/s", subject=result.label, condition=condition, aim=PACE))
     return found
-
-
-def _ratio(result: NetworkResult) -> float | None:
-    """Return the faster peer's latency divided by ours; None without peers."""
-    peers = [timings for name, timings in result.timings.items() if name != TUNED]
-    if not peers:
-        return None
-    fastest = min(peers, key=lambda timings: timings.latency_s.value)
-    return fastest.ratio_to(result.timings[TUNED]).value
 
 
 @contextlib.contextmanager

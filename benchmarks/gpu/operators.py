@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tvm import te
 
 from benchmarks.engines import metaschedule_search
 from benchmarks.engines.tunefarm_search import TunefarmSearch
-from benchmarks.gpu.peers import missing, operator_peer, time_by_events
+from benchmarks.gpu.peers import TorchProduct, missing, operator_peer, time_by_events
 from benchmarks.operators.figures import quality, quality_figures, time_to_match
 from benchmarks.operators.libraries import OURS as OUR_TURN
 from benchmarks.operators.libraries import TORCH
@@ -34,7 +35,7 @@ from benchmarks.timing.finals import (
     time_best_programs,
     verified,
 )
-from benchmarks.timing.interleaved import Block, Pair, measure
+from benchmarks.timing.interleaved import Block, Contestant, Pair, Timings, measure
 from benchmarks.timing.measurer import ProgramMeasurer
 from compiler.variants.tf32 import product
 from core.device import Device
@@ -46,6 +47,8 @@ AFTER = (16, 64)
 QUALITY, SOONER, LIBRARY = at_least(1.15), at_least(10), at_least(1.0)
 # The share of the peak that matrix products on tensor cores reach.
 OF_PEAK = at_least(60)
+# The library that computes PyTorch's products, its latency divided by ours, and the least side with that aim.
+CUBLAS, OF_CUBLAS, LARGE = "cuBLAS", at_least(0.75), 2048
 PRODUCTS = (1024, 2048, 4096, 8192)
 PRODUCT_TYPES = ("float16", "bfloat16", TF32)
 
@@ -81,6 +84,16 @@ class OperatorResult:
         return self.ours.curve, self.theirs.curve
 
 
+@dataclass(frozen=True)
+class ProductResult:
+    """A matrix product of `side` cubed. `cublas` is None without PyTorch, which calls it."""
+
+    dtype: str
+    side: int
+    ours: Timings
+    cublas: Timings | None
+
+
 def run(operator: str, plan: Plan) -> OperatorResult:
     """Search an operator, and time the best programs. Needs its own process, with TVM_NUM_THREADS in the
     environment. Raises UnsupportedSubgraph."""
@@ -111,8 +124,9 @@ def run(operator: str, plan: Plan) -> OperatorResult:
     return OperatorResult(operator, results[OURS], results[THEIRS], library, tuple(errors))
 
 
-def product_seconds(dtype: str, side: int, plan: Plan) -> float:
-    """Return the seconds of a matrix product after our search. Needs its own process, as `run` does.
+def run_product(dtype: str, side: int, plan: Plan) -> ProductResult:
+    """Search a matrix product, and time the best program in turns with cuBLAS. Needs its own process, as
+    `run` does.
 
     Raises RuntimeError when no program works.
     """
@@ -125,8 +139,14 @@ def product_seconds(dtype: str, side: int, plan: Plan) -> float:
     finalists = list(verified(measurer, best(found.trials), errors).values())
     if not finalists:
         raise RuntimeError("; ".join(errors) or "no program works")
-    timings = measure({OUR_TURN: finalists[0]}, plan.rounds, ANY_BLOCK, rest_s=REST_S)
-    return timings[OUR_TURN].latency_s.value
+    with ExitStack() as processes:
+        contestants: dict[str, Contestant] = {OUR_TURN: finalists[0]}
+        if not missing():
+            contestants[CUBLAS] = processes.enter_context(
+                ProcessContestant(TorchProduct(dtype, side), plan.threads, [], time_by_events)
+            )
+        timings = measure(contestants, plan.rounds, ANY_BLOCK, rest_s=REST_S)
+    return ProductResult(dtype, side, timings[OUR_TURN], timings.get(CUBLAS))
 
 
 def _product(dtype: str, side: int) -> tvm.IRModule:
@@ -137,21 +157,25 @@ def _product(dtype: str, side: int) -> tvm.IRModule:
     return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
 
 
-def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Figure:
-    """Return the figure of a product of `side` cubed: its speed as a fraction of the calibrated peak."""
-    speeds = device.speeds
+def product_figures(result: ProductResult, device: Device) -> list[Figure]:
+    """Return the speed of a product as a share of the calibrated peak, and relative to cuBLAS if it was
+    timed."""
+    speeds, dtype = device.speeds, result.dtype
     stored, item_bytes = ("float32", 4) if dtype == TF32 else (dtype, 2)
     lanes = device.vector_bytes / item_bytes
     peak = 2 * speeds.issue(f"tensor{stored}") * lanes * speeds.hertz * device.cores
-    flops = 2 * side**3 / seconds
-    return figure(
-        "share of the measured peak",
-        100 * flops / peak,
-        "%",
-        subject=f"{dtype} matrix product of {side}",
-        aim=OF_PEAK,
-        note=f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s",
-    )
+    flops = 2 * result.side**3 / result.ours.latency_s.value
+    subject = f"{dtype} matrix product of {result.side}"
+    note = f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s"
+    share = 100 * flops / peak
+    found = [figure("share of the measured peak", share, "%", subject=subject, aim=OF_PEAK, note=note)]
+    if result.cublas is not None:
+        ours_us, theirs_us = (one.latency_s.value * 1e6 for one in (result.ours, result.cublas))
+        note = f"{CUBLAS}: {number(theirs_us)} us, ours: {number(ours_us)} us"
+        aim = OF_CUBLAS if result.side >= LARGE else None
+        ratio = result.cublas.ratio_to(result.ours)
+        found.append(ratio_figure(SPEED_UP, ratio, CUBLAS, subject, aim=aim, note=note))
+    return found
 
 
 def figures_of(results: Sequence[OperatorResult], trials: int) -> list[Figure]:

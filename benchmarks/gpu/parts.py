@@ -17,15 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.gpu.device import MEANINGLESS
+from benchmarks.gpu.networks import means_of
 from benchmarks.results import figures
-from benchmarks.results.figures import Figure, figure
+from benchmarks.results.figures import MEAN, Figure, figure
 from benchmarks.results.output import Output
 
 # Seconds in which a part must stop its processes after SIGINT. It has written its figures before.
 STOP_S = 15.0
 # Seconds of a network's part beside the job's import and trials: calibration, the start of a stack,
-# publishing, and timing beside peers.
-BESIDE_TRIALS_S = 60.0
+# publishing, and timing beside PyTorch; and at most, for each of torch.compile and JAX, its compilation.
+BESIDE_TRIALS_S, PEER_S = 60.0, 30.0
 LEAST_TRIALS_S = 40.0
 
 
@@ -43,14 +45,15 @@ class Part:
         """Return the arguments for a part that may take `given_s` seconds."""
         if "--network" not in self.arguments:
             return self.arguments
-        minutes = max(given_s - BESIDE_TRIALS_S, LEAST_TRIALS_S) / 60
-        return (*self.arguments, "--network-minutes", f"{minutes:.3f}")
+        minutes = max(given_s - BESIDE_TRIALS_S - 2 * PEER_S, LEAST_TRIALS_S) / 60
+        limits = ("--network-minutes", f"{minutes:.3f}", "--peer-seconds", f"{PEER_S:.0f}")
+        return (*self.arguments, *limits)
 
 
 def _network(name: str, element_type: str) -> Part:
     only = ("--skip", "operators", "--skip", "products", "--network", name, "--type", element_type)
     least_s = BESIDE_TRIALS_S + LEAST_TRIALS_S
-    return Part(f"{name} in {element_type}", only, limit_s=150.0, least_s=least_s)
+    return Part(f"{name} in {element_type}", only, limit_s=150.0 + 2 * PEER_S, least_s=least_s)
 
 
 def _product(side: int) -> Part:
@@ -111,17 +114,20 @@ def run(
                 failed.append(part.name)
             with contextlib.suppress(figures.FiguresError):  # the part wrote no figures
                 found += figures.read(file).figures
-        output.write([*found, *_notes(left_out, failed)])
-    found += _notes(left_out, failed)
-    output.finish(found)
+        output.write(_all(found, left_out, failed))
+    output.finish(_all(found, left_out, failed))
     return int(bool(failed))
 
 
-def _notes(left_out: Sequence[str], failed: Sequence[str]) -> list[Figure]:
-    return [
+def _all(found: Sequence[Figure], left_out: Sequence[str], failed: Sequence[str]) -> list[Figure]:
+    """Return the means over the networks of all parts, in place of those of each part, and all figures."""
+    single = [one for one in found if not one.subject.startswith(MEAN)]
+    notes = [
         figure(name, len(names), "", note=", ".join(names))
         for name, names in (("parts left out for want of time", left_out), ("parts that failed", failed))
     ]
+    real = [one for one in single if not one.name.startswith(MEANINGLESS)]
+    return [*means_of(real), *single, *notes]
 
 
 def _run_command(command: Sequence[str], timeout_s: float) -> str:

@@ -3,7 +3,9 @@ torch.compile, without TF32."""
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from benchmarks.operators.libraries import PEERS, TORCH, TorchConvolution, Torch
 from benchmarks.suite import Shape
 from benchmarks.timing.contestants import Arrays, Bind, ModelFile
 from benchmarks.timing.interleaved import Block
+from core.job import TF32
 
 GRAPHS, COMPILED = "PyTorch with CUDA graphs", "torch.compile (max-autotune)"
 # Calls before a graph is captured, in which cuDNN chooses its algorithms.
@@ -82,12 +85,54 @@ class TorchNetwork:
             call = run if self.compiled else captured(run)
 
             def synchronous() -> Any:
-                outputs = call()
+                outputs = call()  # which stay on the GPU, as ours do
                 torch.cuda.synchronize()
-                many = outputs if isinstance(outputs, list | tuple) else [outputs]
-                return [one.cpu() for one in many]
+                return outputs
 
             return synchronous
+
+        return bind
+
+
+@dataclass(frozen=True)
+class TorchProduct:
+    """A product of two square matrices by cuBLAS, which PyTorch calls, as a CUDA graph. float32 is multiplied
+    in TF32."""
+
+    element_type: str
+    side: int
+
+    def load(self, _threads: int) -> Bind:
+        import torch
+
+        prepare(tf32=self.element_type == TF32)
+        dtype = torch.float32 if self.element_type == TF32 else getattr(torch, self.element_type)
+
+        def bind(_inputs: Arrays) -> Callable[[], Any]:
+            a, b = (torch.randn(self.side, self.side, device="cuda").to(dtype) for _ in range(2))
+            return captured(lambda: torch.matmul(a, b))
+
+        return bind
+
+
+@dataclass(frozen=True)
+class LimitedLoad:
+    """A model whose process ends if it isn't loaded and called once after `limit_s` seconds."""
+
+    model: ModelFile
+    limit_s: float
+
+    def load(self, threads: int) -> Bind:
+        # A watchdog thread ends the process, whatever a compiler does.
+        quiet = Path(os.devnull).open("w")  # noqa: SIM115 - the watchdog keeps it
+        faulthandler.dump_traceback_later(self.limit_s, exit=True, file=quiet)
+        bind_model = self.model.load(threads)
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            call = bind_model(inputs)
+            call()  # a model may be compiled by its first call
+            faulthandler.cancel_dump_traceback_later()
+            return call
 
         return bind
 

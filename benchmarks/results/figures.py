@@ -15,6 +15,9 @@ from rich.table import Table
 
 from benchmarks.timing.interleaved import Median
 
+# The subject of a mean begins with this.
+MEAN = "geometric mean"
+
 
 class FiguresError(ValueError):
     """A file doesn't have a benchmark's figures. The message is one sentence."""
@@ -232,7 +235,7 @@ def mean_figure(
         statistics.geometric_mean(known.values()),
         unit,
         peer=peer,
-        subject=f"geometric mean of {len(known)} {of}",
+        subject=f"{MEAN} of {len(known)} {of}",
         condition=condition,
         device_class=device_class,
         count=len(known),

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import command, networks, parts
-from benchmarks.gpu.parts import BESIDE_TRIALS_S, PARTS, Part, _run_command, run
+from benchmarks.gpu.parts import BESIDE_TRIALS_S, PARTS, PEER_S, Part, _run_command, run
+from benchmarks.gpu.peers import GRAPHS
 from benchmarks.gpu.requirements import missing_packages
 from benchmarks.networks.plan import TUNED
 from benchmarks.results import figures
@@ -26,6 +28,7 @@ from tests.devices import GPU
 from tests.unit.benchmarks.measured import TUNING
 
 HELP = ("--help",)  # ends at once, and needs no GPU
+PLAN = networks.Plan("resnet18", "float32", 4, None, 1, 1, tiny=False, peer_s=30.0)
 
 
 def test_parts_begin_as_long_as_there_is_time_for_them(tmp_path: Path) -> None:
@@ -75,9 +78,10 @@ def test_a_part_that_hangs_is_stopped_with_all_that_it_started(
 
 def test_networks_keep_time_to_be_published() -> None:
     [part] = (one for one in PARTS if one.name == "resnet18 in float32")
-    *_, flag, minutes = part.command(BESIDE_TRIALS_S + 90.0)
-    assert flag == "--network-minutes"
-    assert float(minutes) == pytest.approx(1.5)
+    command = part.command(BESIDE_TRIALS_S + 2 * PEER_S + 90.0)
+    *_, flag, minutes, peers, seconds = command
+    assert (flag, peers) == ("--network-minutes", "--peer-seconds")
+    assert (float(minutes), float(seconds)) == (pytest.approx(1.5), PEER_S)
 
 
 def test_each_network_is_measured_in_each_type_and_metaschedule_comes_last() -> None:
@@ -144,8 +148,28 @@ def test_a_fixed_time_includes_the_detection_and_parts_are_as_tiny_as_asked(
 
 def test_the_estimates_ranks_are_a_figure_of_a_network() -> None:
     timings = {TUNED: Timings((0.01, 0.012))}
-    found = networks.figures_of([networks.NetworkResult("resnet18", TUNING, timings, (150, 200))])
+    found = networks.figures_of([networks.NetworkResult(PLAN, TUNING, timings, (150, 200))])
     [ranked] = [one for one in found if "right order" in one.name]
     assert (ranked.value, ranked.count, ranked.unit) == (75.0, 200, "%")
-    unranked = networks.figures_of([networks.NetworkResult("resnet18", TUNING, timings, (0, 0))])
+    unranked = networks.figures_of([networks.NetworkResult(PLAN, TUNING, timings, (0, 0))])
     assert not any("right order" in one.name for one in unranked)
+
+
+def test_the_mean_speed_up_is_over_the_networks_of_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gpu.json"
+    seconds = iter((0.04, 0.01))
+
+    def run_part(command: Sequence[str], _limit_s: float) -> str:
+        timings = {TUNED: Timings((0.01,)), GRAPHS: Timings((next(seconds),))}
+        result = networks.NetworkResult(replace(PLAN, network=command[-3]), TUNING, timings)
+        Output("part", [], Path(command[-1]), 1).write(networks.figures_of([result]))
+        return ""
+
+    monkeypatch.setattr(parts, "_run_command", run_part)
+    given = [Part(name, (name,), 100.0, 5.0) for name in ("resnet18", "dcgan")]
+    assert run(given, 1000.0, [], Output("gpu", [], file, 1)) == 0
+    [mean] = [one for one in figures.read(file).figures if one.subject.startswith("geometric mean")]
+    assert (mean.value, mean.peer, mean.aim) == (pytest.approx(2.0), GRAPHS, "at least 2")
+    assert "dcgan" in mean.note
