@@ -22,19 +22,29 @@ _HOLDS = re.compile(r"""(sys_platform\s*==\s*['"]linux|platform_python_implement
 def missing_packages() -> list[str]:
     """Return the names of the packages that this Python lacks, of this repository's and of all that those
     require."""
-    missing = [name for name in ROOMS if importlib.util.find_spec(name) is None]
+    missing = {name for name in ROOMS if importlib.util.find_spec(name) is None}
+    missing |= {name for name in required_packages() if not _is_installed(name)}
+    return sorted(missing)
+
+
+def required_packages() -> set[str]:
+    """Return the names of tunefarm and of all packages that it requires, as far as these are installed."""
     seen: set[str] = set()
     pending = ["tunefarm"]
     while pending:
         name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
+        if name not in seen and _is_installed(name):
             pending += _required(metadata.requires(name) or [], EXTRAS if name == "tunefarm" else ())
-        except metadata.PackageNotFoundError:
-            missing.append(name)
-    return sorted(set(missing))
+        seen.add(name)
+    return seen
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.requires(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _required(requirements: list[str], extras: tuple[str, ...]) -> Iterator[str]:
