@@ -58,7 +58,8 @@ UNFITTED = replace(
     gpu_loop_latencies=1.0,
     gpu_unrolled_steps=16.0,
     gpu_fetch_wait=1.0,
-    gpu_unrolled_load=0.1,
+    gpu_local_cycles=4.0,
+    gpu_unrolled_load=0.05,
     gpu_serial_load=1.0,
     gpu_cache_bytes=64.0,
 )

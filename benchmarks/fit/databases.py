@@ -8,9 +8,12 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fit.programs import Group, Measurements, ProgramsError
+from compiler.measuring.gpu_calibration import check_possible, complete_gpu_profile
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json as workload_from_json
 from core.device import Device
@@ -50,7 +53,7 @@ def _groups(database: Database) -> list[Group]:
         for job in jobs.list_jobs(session, 200, None):
             if job.device_class is None:
                 continue
-            device = devices.get_class(session, job.device_class)
+            device = without_impossible_speeds(devices.get_class(session, job.device_class))
             for task in tasks.for_job(session, job.id):
                 measured = [one for one in trials.for_task(session, task.id) if one.outcome is Outcome.OK]
                 if not measured:
@@ -59,6 +62,20 @@ def _groups(database: Database) -> list[Group]:
                 group = _group(job.request.model_name, task.name, module, device, measured)
                 found += [group] if group is not None else []
     return found
+
+
+def without_impossible_speeds(device: Device) -> Device:
+    """Return a GPU whose speeds that no hardware reaches are assumed. Earlier versions stored them."""
+    if device.profile is None or device.gpu is None:
+        return device
+    profile = device.profile
+    possible: dict[str, Any] = {"multiply_adds": profile.multiply_adds}
+    for name in {one.name for one in fields(profile)} - {"multiply_adds", "derived", *profile.derived}:
+        value = getattr(profile, name)
+        with suppress(ValueError):
+            check_possible({name: value}, device.cores)
+            possible[name] = value
+    return replace(device, profile=complete_gpu_profile(possible, device))
 
 
 def _group(network: str, task: str, module: str, device: Device, measured: Sequence[Trial]) -> Group | None:

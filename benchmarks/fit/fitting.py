@@ -100,17 +100,18 @@ def described(group: Group, factors: ShapeFactors) -> tuple[NDArray[np.float32],
     return features, Estimate(np.concatenate([one.seconds for _, one in found]))
 
 
-def pairs_right(groups: Sequence[Group], guess: Guess) -> tuple[int, int]:
+def pairs_right(groups: Sequence[Group], guess: Guess) -> tuple[float, int]:
     """Count the pairs of a task's programs that differ by at least DISTINCT. Return the number that the
-    guessed seconds rank right, and the number of all."""
-    right = total = 0
+    guessed seconds rank right, and the number of all. A pair with equal guesses counts half."""
+    right, total = 0.0, 0
     for group in groups:
         guessed = guess(group)
         for one, other in itertools.combinations(range(len(guessed)), 2):
             first, second = group.seconds[one], group.seconds[other]
             if max(first, second) > (1 + DISTINCT) * min(first, second):
                 total += 1
-                right += bool((guessed[one] < guessed[other]) == (first < second))
+                order = np.sign(guessed[one] - guessed[other]) * np.sign(first - second)
+                right += (1 + float(order)) / 2
     return right, total
 
 

@@ -87,7 +87,7 @@ class NetworkResult:
     plan: Plan
     tuning: Tuning
     timings: Mapping[str, Timings]
-    ranked: tuple[int, int] = (0, 0)
+    ranked: tuple[float, int] = (0, 0)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -158,7 +158,7 @@ def run(plan: Plan, folder: Path, console: Console, keep: Callable[[NetworkResul
             keep(result)
 
 
-def _pairs_right(database: Path) -> tuple[int, int]:
+def _pairs_right(database: Path) -> tuple[float, int]:
     """Return how many pairs of the job's programs the estimate ranks right, and how many pairs there are."""
     try:
         return pairs_right(read_databases([database]), partial(estimated, factors=FITTED))

@@ -68,21 +68,22 @@ class ShapeFactors:
     # The same fraction for GPUs, and the number of warps that keep a multiprocessor's tensor cores busy.
     gpu_overlap: float = 0.76
     tensor_warps: float = 8.0
-    # The time of one GPU thread, fitted to the programs of two networks on an H200. Cycles of a multiply-add
+    # The time of one GPU thread, fitted to the programs of three networks on an H200. Cycles of a multiply-add
     # and of a shared-memory load in an unrolled step; an iteration of a loop that isn't unrolled, in
     # arithmetic latencies, because the next iteration needs its results; the number of unrolled steps that
-    # hide that latency.
-    gpu_step_cycles: float = 2.4
-    gpu_load_cycles: float = 1.4
-    gpu_loop_latencies: float = 3.2
-    gpu_unrolled_steps: float = 32.0
-    # In latencies of a load from memory: a block's wait for a tile, a load in an unrolled loop, and a load in
-    # another loop, where each load waits for the previous one.
-    gpu_fetch_wait: float = 3.2
-    gpu_unrolled_load: float = 0.036
-    gpu_serial_load: float = 0.4
+    # hide that latency; cycles of a multiply-add whose sum is in local memory.
+    gpu_step_cycles: float = 1.0
+    gpu_load_cycles: float = 1.0
+    gpu_loop_latencies: float = 1.0
+    gpu_unrolled_steps: float = 16.0
+    gpu_local_cycles: float = 2.5
+    # In latencies of a load from memory: a block's wait for a tile, a thread's load, and an iteration of a
+    # loop that isn't unrolled, whose loads wait for the previous ones.
+    gpu_fetch_wait: float = 4.1
+    gpu_unrolled_load: float = 0.043
+    gpu_serial_load: float = 0.49
     # The most bytes per cycle that a multiprocessor reads from the L2 cache.
-    gpu_cache_bytes: float = 20.0
+    gpu_cache_bytes: float = 64.0
 
 
 FITTED = ShapeFactors()

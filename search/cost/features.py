@@ -53,7 +53,7 @@ QUANTITIES = (
 )
 NUM_FEATURES = len(QUANTITIES) + 3
 # Stored with every model. Increase the number if the meaning of a feature changes.
-FEATURES_VERSION = f"4:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
+FEATURES_VERSION = f"5:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:

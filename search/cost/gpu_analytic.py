@@ -5,6 +5,9 @@ registers and shared memory limit that number. A wave takes the longer of two ti
 iterations and fetches of one thread, or the issue of all warps' instructions. The kernel takes at least as
 long as its traffic with the cache and with memory. Other kernels move their operands once, and each thread or
 block waits for its loads in turn.
+
+A thread loads neighbouring values from shared memory in vectors of 16 bytes. It fetches an operand that is
+computed meanwhile, such as a padded one, value by value, even if the program chooses vectors.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.device import Gpu
-from search.cost.cost_parameters import CostParameters, balance_of
+from search.cost.cost_parameters import CostParameters, ShapeFactors, balance_of
 from search.dag import Buffer, BufferAccess, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
-from search.programs.nest import Floats, region
+from search.programs.nest import Floats, elements_of, region
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
@@ -31,6 +35,8 @@ SECTOR_BYTES = 32
 STAGES_POWER = 0.75
 # Loads that a thread of an untiled kernel has in flight.
 LOADS_IN_FLIGHT = 8
+# The widest load of a thread.
+VECTOR_BYTES = 16
 # The serial operations that halve a block's partial results: a load, an addition and a store.
 COMBINE_INSTRUCTIONS = 3
 
@@ -77,17 +83,17 @@ def tiled_terms(population: Population, stage: Stage, parameters: CostParameters
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
     of_thread = steps / (blocks * tile.threads * tile.accumulators)
     loads = _loads(tile)
-    fetched = _fetch_instructions(population, tile) / (blocks * tile.threads)
     unroll = population.chosen(stage.node, "unroll")
     unrolled = np.minimum(_unrolled_steps(tile, unroll), factors.gpu_unrolled_steps)
-    of_operand = fetched / tile.fetches / len(tile.nest.node.reads)
-    load_share = np.where(of_operand <= unroll, factors.gpu_unrolled_load, factors.gpu_serial_load)
+    step = factors.gpu_step_cycles * tile.accumulators + factors.gpu_load_cycles * loads
+    step = np.maximum(step, parameters.speeds.latency_cycles)  # the next step needs this one's results
+    step = step + np.where(_has_local_sums(tile, unroll), factors.gpu_local_cycles * tile.accumulators, 0.0)
     moved = _moved_bytes(tile, blocks)
     unique = float(sum(_bytes(tile, access) for access in (*tile.nest.node.reads, tile.nest.node.write)))
     alone = (
-        of_thread * (factors.gpu_step_cycles * tile.accumulators + factors.gpu_load_cycles * loads)
+        of_thread * step
         + of_thread / unrolled * factors.gpu_loop_latencies * parameters.speeds.latency_cycles
-        + fetched * load_share * speeds.load_cycles
+        + tile.fetches * _fetch_latencies(population, tile, factors) * speeds.load_cycles
         + tile.fetches * factors.gpu_fetch_wait * speeds.load_cycles / tile.stages**STAGES_POWER
     )
     cycles = {
@@ -145,31 +151,60 @@ def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
     return np.clip(np.minimum.reduce(limits), 1, gpu.resident_blocks).astype(np.float64)
 
 
+def _has_local_sums(tile: GpuTile, unroll: Ints) -> NDArray[np.bool_]:
+    """Return whether a loop over a thread's results isn't unrolled, so that they are in local memory."""
+    outer = tile.stage.structure.rindex("S", FETCH, -1)
+    statements = tile.nest.inside[outer].prod(axis=0) * tile.vthreads
+    return np.asarray((tile.nest.trips(outer) > 1) & (statements > unroll))
+
+
 def _loads(tile: GpuTile) -> Floats:
-    """Return a thread's loads from shared memory in one step of the reduction."""
+    """Return a thread's loads from shared memory in one step of the reduction. Loads of neighbours in several
+    steps are one."""
     nest = tile.nest
     own = nest.inside[FETCH] * nest.extents[VTHREAD]
     own[list(nest.node.reduction)] = 1
-    shapes = [tile.dag.buffer[read.buffer].shape for read in nest.node.reads]
-    return np.sum(
-        [
-            np.multiply.reduce(region(read, own, shape))
-            for read, shape in zip(nest.node.reads, shapes, strict=True)
-        ],
-        axis=0,
-        dtype=np.float64,
-    )
-
-
-def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
-    """Return the load instructions that fetch operands from global memory."""
-    total = np.zeros(len(population))
-    for read in tile.nest.node.reads:
-        lanes = population.sketch.choice(tile.nest.node.name, fetch_kind(read.buffer))
-        if lanes is not None:
-            width = population.chosen(tile.nest.node.name, lanes.kind)
-            total = total + tile.blocks * tile.fetches * np.ceil(tile.elements(read) / width)
+    total = np.zeros(own.shape[-1])
+    for read in nest.node.reads:
+        buffer = tile.dag.buffer[read.buffer]
+        run = region(read, nest.inside[FETCH + 1], buffer.shape)[-1]
+        vector = np.minimum(run, max(VECTOR_BYTES // buffer.item_bytes, 1))
+        total = total + elements_of(region(read, own, buffer.shape)) / vector
     return total
+
+
+def _fetch_latencies(population: Population, tile: GpuTile, factors: ShapeFactors) -> Floats:
+    """Return the time in which a thread loads its part of all operands' tiles, in latencies of a load from
+    memory."""
+    total, stage = np.zeros(len(population)), tile.stage
+    for read in tile.nest.node.reads:
+        if read.buffer in stage.shared:
+            elements = tile.elements(read) / tile.threads
+            total = total + _load_latencies(population, stage, read, elements, factors)
+    return total
+
+
+def _load_latencies(
+    population: Population,
+    stage: Stage,
+    read: BufferAccess,
+    elements: Floats,
+    factors: ShapeFactors,
+    copies: bool = False,
+) -> Floats:
+    """Return the time in which a thread loads `elements` of an operand, in latencies of a load from memory.
+
+    In a loop that isn't unrolled, loads wait for those of the iteration before, but for `copies`, which are
+    asynchronous.
+    """
+    lanes = population.chosen(stage.node, fetch_kind(read.buffer))
+    iterations = np.ceil(elements / lanes)
+    loads = iterations * lanes if read.buffer in population.sketch.dag.producer else iterations
+    latencies = np.asarray(loads * factors.gpu_unrolled_load)
+    if copies:
+        return latencies
+    is_unrolled = loads <= population.chosen(stage.node, "unroll")
+    return latencies + np.where(is_unrolled, 0.0, iterations * factors.gpu_serial_load)
 
 
 def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
@@ -199,13 +234,29 @@ def tensor_seconds(tile: TensorTile, parameters: CostParameters) -> Floats:
     issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
-    wait = blocks * fetches * speeds.load_cycles / resident / tile.stages
+    wait = 1 / tile.stages + _tensor_fetch_latencies(tile, parameters.factors)
+    wait = blocks * fetches * wait * speeds.load_cycles / resident
     every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
     every = every / speeds.hertz / parameters.cores
     longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
     return np.asarray(
         (longest + overlap * (every.sum(axis=0) - longest) / len(every)) / busy + speeds.launch_s
     )
+
+
+def _tensor_fetch_latencies(tile: TensorTile, factors: ShapeFactors) -> Floats:
+    """Return the time in which a thread loads its part of both operands' tiles, in latencies of a load from
+    memory."""
+    population, gpu = tile.population, tile.population.sketch.gpu
+    assert gpu is not None
+    total = np.zeros(len(population))
+    for number, part in ((tile.product.first, "i"), (tile.product.second, "j")):
+        elements = tile.tile(part) * tile.tile("k") / (tile.warps * gpu.warp_size)
+        read = tile.node.reads[number]
+        unrolls = (tile.stage.node, "unroll") in population.sketch.columns
+        copies = read.buffer not in population.sketch.dag.producer or not unrolls
+        total = total + _load_latencies(population, tile.stage, read, elements, factors, copies)
+    return total
 
 
 def thread_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:

@@ -84,6 +84,14 @@ def test_the_programs_of_every_network_are_read(database: Path) -> None:
         assert group.device.profile is not None
 
 
+def test_a_rate_that_no_gpu_reaches_is_assumed(database: Path) -> None:
+    assert MEASURED["profile"]["l2_rate"] > 1000
+    [device] = {group.device for group in read_databases([database])}
+    assert device.speeds.l2_rate == 32.0
+    assert "l2_rate" in device.speeds.derived
+    assert device.speeds.hertz == MEASURED["profile"]["hertz"]
+
+
 def test_four_of_five_pairs_are_estimated_in_the_order_that_was_measured(database: Path) -> None:
     right, total = pairs_right(read_databases([database]), partial(estimated, factors=FITTED))
     assert total > 100

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,29 @@ def test_wide_fetches_cost_less_than_single_ones() -> None:
 
 def test_fetching_ahead_hides_latency() -> None:
     assert matmul(*GOOD, stages=1) < matmul(*GOOD)
+
+
+def padded_convolution(unroll: int, lanes: int, columns: tuple[int, ...] = (4, 1, 8, 1, 4)) -> float:
+    """Estimate a convolution of 56 x 56 pixels. A block of 56 threads fetches 9 x 6 x 64 values of the padded
+    operand, and 9 x 64 x 32 of the weights."""
+    (sketch,) = generate(dags.conv2d(size=56, inputs=64, outputs=128), GPU)
+    rows, pixels = (8, 1, 7, 1, 1), (14, 1, 1, 1, 4)
+    program = Program(sketch, (*rows, *pixels, *columns, 1, 1, 3, 1, 3, 1, 4, 16, 1, unroll, 0, lanes, 0))
+    return float(estimate(gather([program]), GPU).seconds[0])
+
+
+def test_a_padded_operand_is_fetched_value_by_value() -> None:
+    narrow, wide = (padded_convolution(unroll=1, lanes=lanes) for lanes in (0, 2))
+    assert wide == pytest.approx(narrow)
+
+
+def test_an_operand_with_more_loads_than_are_unrolled_waits_for_each() -> None:
+    assert padded_convolution(unroll=2, lanes=0) > 1.5 * padded_convolution(unroll=3, lanes=0)
+
+
+def test_sums_in_a_loop_that_is_not_unrolled_are_in_local_memory() -> None:
+    inner, outer = (4, 1, 8, 1, 4), (4, 1, 8, 4, 1)
+    assert padded_convolution(1, 0, outer) > 1.1 * padded_convolution(1, 0, inner)
 
 
 def test_one_kernel_for_a_row_is_faster_than_three() -> None:
