@@ -68,7 +68,7 @@ class ShapeFactors:
     # The same fraction for GPUs, and the number of warps that keep a multiprocessor's tensor cores busy.
     gpu_overlap: float = 0.76
     tensor_warps: float = 8.0
-    # The time of one GPU thread, fitted to the programs of three networks on an H200. Cycles of a multiply-add
+    # The time of one GPU thread, fitted to programs of three networks on an H200. Cycles of a multiply-add
     # and of a shared-memory load in an unrolled step; an iteration of a loop that isn't unrolled, in
     # arithmetic latencies, because the next iteration needs its results; the number of unrolled steps that
     # hide that latency; cycles of a multiply-add whose sum is in local memory.
