@@ -24,7 +24,6 @@ from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 from scheduler.context import Context
-from scheduler.planning import disturbed
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.spaces import sketches_of, tag_of
@@ -249,11 +248,8 @@ def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> t
     if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in own)
         return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
-    group = Group.read(session, job)
-    if untried := read_remaining(session, group).untried:
+    if untried := read_remaining(session, Group.read(session, job)).untried:
         num_untried = sum(not task.variant for task in untried)
         message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
         return JobState.TUNING, message
-    if doubtful := disturbed.trials_of_disturbed(session, group):
-        return JobState.TUNING, f"measuring {len(doubtful)} of the known schedules again"
     return JobState.PUBLISHING, "compiling the model with the known schedules"

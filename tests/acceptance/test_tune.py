@@ -39,7 +39,8 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     peer = result["job"]["onnxruntime"]
     assert (peer["version"], peer["note"]) == (onnxruntime.__version__, "")
     assert peer["ratio"] == pytest.approx(peer["latency_s"] / result["tuned_latency_s"])
-    assert sum(task["trials"] for task in result["tasks"]) == 12
+    # On a disturbed machine, the best schedules are measured again.
+    assert sum(task["trials"] for task in result["tasks"]) >= 12
     assert [task["name"] for task in result["tasks"] if task["best_s"] is None] == []
 
     compiled = json.loads(
@@ -86,7 +87,7 @@ def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_thr
     jobs = [result["job"] for result in results]
     assert [job["end_reason"] for job in jobs] == ["trials", "trials"]
     assert jobs[0]["members"] == jobs[1]["members"] == [job["id"] for job in jobs]
-    assert sum(job["trials_done"] for job in jobs) == 40
+    assert sum(job["trials_done"] for job in jobs) >= 40
     for name, size in (("small", 8), ("large", 16)):
         image = np.random.default_rng(1).standard_normal((3, 3, size, size), dtype=np.float32)
         np.save(tmp_path / "in.npy", image)

@@ -62,7 +62,7 @@ def test_a_real_model_is_tuned_and_published(database: Database, tmp_path: Path)
     device = Device(database)
     job = finish(database, device, signing_key=key)
     assert (job.state, job.error) == (JobState.DONE, None)
-    assert job.trials_done == 8
+    assert job.trials_done >= 8, "more if the machine was disturbed"
     library, manifest = artifact(database, job.artifact_sha)
     with database.begin() as session:
         listed = tasks.for_job(session, "job")

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
-from sqlalchemy import update
 
 from compiler.lowering.trace import LoweringError, lower
 from core.job import Budget, EndReason, JobState
@@ -22,7 +21,6 @@ from records.fleet.workers import WorkerSession
 from records.jobs import jobs, trials
 from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
-from records.storage.tables import RecordRow
 from scheduler.learning.training import TrainedModel
 from scheduler.planning import batch
 from scheduler.planning.job_snapshot import read_snapshot
@@ -418,22 +416,6 @@ class TestDisturbedMeasurements:
         assert all(task.best_s is None or task.best_s < 3e-3 for task in farm.tasks())
         assert all(len(trial.run_s) == 1 for trial in again), "without the disturbed repeats"
         assert job.trials_done == 2 + len(again)
-
-    def test_a_known_program_is_measured_again_without_a_search(
-        self, farm: Farm, disturbed: Counter[str]
-    ) -> None:
-        farm.submit(trials=2)
-        farm.plug_in()
-        farm.finish()
-        with farm.database.begin() as session:
-            slow = update(RecordRow).values(latency_s=0.4, run_s=[2e-3, 0.4, 0.5])
-            session.execute(slow.where(RecordRow.latency_s.is_not(None)))
-        farm.submit("again", trials=0)
-        farm.finish("again")
-        measured = [trial for trial in farm.trials("again") if trial.run_s]
-        assert measured
-        assert {trial.repeat for trial in measured} == {1}
-        assert all(task.best_s is None or task.best_s < 3e-3 for task in farm.tasks("again"))
 
     def test_a_device_that_is_always_disturbed_does_not_hold_a_job(
         self, farm: Farm, disturbed: Counter[str]
