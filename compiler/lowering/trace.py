@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -54,12 +55,10 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     """
     is_cpu = device.gpu is None  # GPUs' programs copy operands before they inline nodes
     inlined = inlined_nodes(program) if is_cpu else ()
-    if is_cpu and covers(program):
-        try:
-            return record_loops(module, inlined, program, device)
-        except UnknownLoops:
-            pass
     try:
+        if is_cpu and covers(program):
+            with contextlib.suppress(UnknownLoops):
+                return record_loops(module, inlined, program, device)
         schedule = Schedule.__new__(QuickSchedule)
         schedule.__move_handle_from__(_begin(module, inlined).copy())
         buffers = _buffers(module)
