@@ -189,7 +189,6 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
 def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model's operators into the form in which they are tuned: see `fuse`, and for quantized ones
     and halves `compiler.precision`. Raises ModelError."""
-    capability = capability_of(parse_target(target))
     passes = [
         lambda module: _with_weights_for(module, parse_target(target)),
         transform.DecomposeOpsForInference(),
@@ -209,10 +208,16 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         lower_scalars,
         transform.FoldConstant(),
         lambda module: with_node_names(module, model.node_names),
-        lambda module: separate_groups(cast_weights_once(module), MIN_QUERIES) if capability else module,
-        lambda module: fuse_attention(module, capability),
+        lambda module: _fuse_attention(module, capability_of(parse_target(target))),
     ]
     return _apply(passes, model.module, target)
+
+
+def _fuse_attention(module: tvm.IRModule, capability: int) -> tvm.IRModule:
+    """Fuse attention; for a GPU, of the given compute capability, also of grouped heads."""
+    if capability:
+        module = separate_groups(cast_weights_once(module), MIN_QUERIES)
+    return fuse_attention(module, capability)
 
 
 def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
