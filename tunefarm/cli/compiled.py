@@ -12,6 +12,7 @@ from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
+from core.measurement import NOISY
 from system.command import CommandError
 from tunefarm.cli.options import AsJson, checked_model, print_json, print_plain, stdout
 from tunefarm.cli.remarks import remarks
@@ -20,7 +21,7 @@ from tunefarm.errors import InputError
 
 if TYPE_CHECKING:
     from tunefarm.comparison.contestants import Runtime
-    from tunefarm.comparison.turns import Comparison
+    from tunefarm.comparison.turns import Comparison, Row
 
 RUNTIME = "tunefarm_runtime"
 
@@ -115,14 +116,22 @@ def _print(result: Comparison) -> None:
     peers = [row for row in result.rows[1:] if not row.error]
     if peers:
         fastest = min(peers, key=lambda row: row.ratio)
-        console.print(_verdict(fastest.ratio, fastest.name), highlight=False)
+        console.print(verdict(fastest), highlight=False)
 
 
-def _verdict(ratio: float, peer: str) -> str:
-    """Return one sentence on the latency of the fastest peer, divided by the compiled model's."""
-    if ratio >= 1:
-        return f"{ratio:.2f} times as fast as {peer}, the fastest other runtime here"
-    return f"slower than {peer}, the fastest other runtime here: {1 / ratio:.2f} times its latency"
+def verdict(fastest: Row) -> str:
+    """Return one sentence on the latency of the fastest peer, divided by the compiled model's, and whether it
+    can be trusted.
+    """
+    if fastest.ratio >= 1:
+        text = f"{fastest.ratio:.2f} times as fast as {fastest.name}, the fastest other runtime here"
+    else:
+        slower = f"{1 / fastest.ratio:.2f} times its latency"
+        text = f"slower than {fastest.name}, the fastest other runtime here: {slower}"
+    if max(fastest.ratio_p90 / fastest.ratio, fastest.ratio / fastest.ratio_p10) <= 1 + NOISY:
+        return text
+    spread = f"{fastest.ratio_p10:.2f} to {fastest.ratio_p90:.2f}"
+    return f"{text} (noisy: {spread} in 80% of the rounds; measure again while nothing else runs)"
 
 
 def bundle(

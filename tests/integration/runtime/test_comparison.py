@@ -14,8 +14,9 @@ from core.exit_code import ExitCode
 from tests.compiled_models import compile_model
 from tests.onnx_models import residual
 from tunefarm.cli.app import app, run
+from tunefarm.cli.compiled import verdict
 from tunefarm.comparison.contestants import Arrays, Call, OnnxRuntime
-from tunefarm.comparison.turns import MIN_ROUNDS, compare
+from tunefarm.comparison.turns import MIN_ROUNDS, Row, compare
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,23 @@ def test_runtimes_take_turns_on_one_model(folder: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow_lane(seconds=5)
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "expected"),
+    [
+        (2.0, 1.8, 2.2, "2.00 times as fast as X, the fastest other runtime here"),
+        (0.5, 0.45, 0.6, "slower than X, the fastest other runtime here: 2.00 times its latency"),
+        (1000.0, 20.0, 1100.0, "(noisy: 20.00 to 1100.00 in 80% of the rounds; "),
+        (0.9, 0.8, 3.0, "(noisy: 0.80 to 3.00 in 80% of the rounds; "),
+    ],
+)
+def test_a_verdict_says_whether_it_can_be_trusted(
+    ratio: float, low: float, high: float, expected: str
+) -> None:
+    text = verdict(Row("X", ratio=ratio, ratio_p10=low, ratio_p90=high))
+    assert expected in text
+    assert ("noisy" in text) == ("noisy" in expected)
+
+
 def test_the_table_ends_with_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(folder.parent / "residual.onnx")
     assert run(app, ["bench", str(folder), "--against", model, "--threads", "1", "--seconds", "1"]) == 0
