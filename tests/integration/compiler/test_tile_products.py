@@ -175,7 +175,8 @@ def test_programs_are_right(name: str) -> None:
         found, counts = _run(_compiled(module, program, EMULATED), inputs, module)
         assert (np.abs(found - expected) <= allowed).all(), str(program)
         assert counts["multiply"], str(program)
-        assert counts["configure"] == counts["release"] == 1, "outside the loops, by one thread"
+        threads = tvm.get_global_func("runtime.NumThreads")()
+        assert 1 <= counts["configure"] == counts["release"] <= threads, "once by a thread, outside the loops"
 
 
 @needs_emulator
