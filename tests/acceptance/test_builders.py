@@ -75,7 +75,8 @@ def test_killing_a_builder_loses_no_trial(farm: Service, model: Path) -> None:
         built = farm.shown("builder")["trials_done"]
         measured = farm.shown("device")["trials_done"]
     found, kept = stored(farm)
-    assert (job["state"], job["trials_done"], len(found)) == ("done", 16, 16)
+    assert (job["state"], job["trials_done"]) == ("done", len(found))
+    assert len(found) >= 16, "more if the machine was disturbed"
     assert Outcome.DEVICE_LOST not in {trial.outcome for trial in found}
     well = [trial for trial in found if trial.outcome is Outcome.OK]
     assert well
@@ -97,7 +98,8 @@ def test_devices_go_on_alone_when_the_builder_is_gone(farm: Service, model: Path
         builder.kill()
         job = finished(tuning)
     found, kept = stored(farm)
-    assert (job["state"], job["trials_done"], len(found)) == ("done", 16, 16)
+    assert (job["state"], job["trials_done"]) == ("done", len(found))
+    assert len(found) >= 16, "more if the machine was disturbed"
     assert Outcome.DEVICE_LOST not in {trial.outcome for trial in found}
     assert any(not trial.library_sha and trial.outcome is Outcome.OK for trial in found)
     assert kept == 0

@@ -116,8 +116,9 @@ def test_two_servers_and_schedulers_share_a_job(composition: Composition) -> Non
         out, _ = watching.communicate()
 
         finished = json.loads(out)
-        assert (finished["state"], finished["trials_done"]) == ("done", TRIALS)
-        assert sum(task.trials for task in first.tasks(job.id)) == TRIALS
+        assert finished["state"] == "done"
+        # On a disturbed machine, the best schedules are measured again.
+        assert sum(task.trials for task in first.tasks(job.id)) == finished["trials_done"] >= TRIALS
         assert all(worker.trials_done > 0 for worker in second.workers())
         second.download(job.id, composition.folder / "tuned.tar")
         assert (composition.folder / "tuned.tar").stat().st_size > 10_000

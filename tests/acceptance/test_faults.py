@@ -57,9 +57,10 @@ def test_a_job_survives_the_death_of_each_of_its_processes(
         (job,) = jobs.list_jobs(session, 10, None)
         of_tasks = [trials.for_task(session, task.id) for task in tasks.for_job(session, job.id)]
     database.close()
-    assert (job.state, job.trials_done) == (JobState.DONE, TRIALS)
+    assert job.state is JobState.DONE
     measured = [trial.outcome for of_task in of_tasks for trial in of_task]
-    assert len(measured) == TRIALS
+    # On a disturbed machine, the best schedules are measured again.
+    assert len(measured) == job.trials_done >= TRIALS
     assert Outcome.DEVICE_LOST not in measured
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert statistics.median(manifest["tuned_s"]) <= statistics.median(manifest["untuned_s"])
