@@ -11,7 +11,7 @@ from search.dag import Dag, extent_of
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.programs.tensor_tile import padded
-from search.sketches.attention import Attention, attention_of, attention_products
+from search.sketches.attention import Attention, attention_of, tensor_attention
 from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage
@@ -71,13 +71,9 @@ class TensorAttentionTile:
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> TensorAttentionTile:
-        dag, gpu = population.sketch.dag, population.sketch.gpu
-        found = attention_of(dag, dag.node[stage.node])
-        assert found is not None, "the stage computes an attention"
-        assert gpu is not None
-        products = attention_products(dag, found, gpu)
-        assert products is not None, "tensor cores compute both products"
-        return cls(population, stage, AttentionTile.of(dag, found), *products)
+        dag = population.sketch.dag
+        found, of_scores, of_values = tensor_attention(dag, dag.node[stage.node], population.sketch.gpu)
+        return cls(population, stage, AttentionTile.of(dag, found), of_scores, of_values)
 
     def chosen(self, kind: str) -> Ints:
         return self.population.chosen(self.stage.node, kind)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from core.device import Gpu
 from search.dag import extent_of
-from search.programs.attention_tile import AttentionTile, attention_tile
+from search.programs.attention_tile import AttentionTile
 from search.programs.program import Population
-from search.sketches.attention import attention_of, attention_products
+from search.sketches.attention import tensor_attention
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import SIDE, MatrixProduct, axes_of
@@ -42,15 +42,13 @@ class OnlineAttentionTile:
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> OnlineAttentionTile:
-        dag, gpu = population.sketch.dag, population.sketch.gpu
-        found = attention_of(dag, dag.node[stage.node])
-        assert found is not None, "the stage computes an attention"
-        assert gpu is not None
-        products = attention_products(dag, found, gpu, is_grouped=True)
-        assert products is not None, "tensor cores compute both products"
-        images, queries = (extent_of(found.scores, axes_of(products[0].parts, part)) for part in "si")
-        sizes = replace(attention_tile(population.sketch, stage), images=images, queries=queries)
-        return cls(population, stage, sizes, *products)
+        dag = population.sketch.dag
+        found, of_scores, of_values = tensor_attention(
+            dag, dag.node[stage.node], population.sketch.gpu, is_grouped=True
+        )
+        images, queries = (extent_of(found.scores, axes_of(of_scores.parts, part)) for part in "si")
+        sizes = replace(AttentionTile.of(dag, found), images=images, queries=queries)
+        return cls(population, stage, sizes, of_scores, of_values)
 
     def chosen(self, kind: str) -> Ints:
         return self.population.chosen(self.stage.node, kind)

@@ -69,8 +69,8 @@ def attention_of(dag: Dag, output: Node) -> Attention | None:
 
 
 def is_softmax(dag: Dag, found: Attention) -> bool:
-    """Return whether the weights are computed from the maximum of the scores and from a sum, as those of a
-    softmax. (Code generation compares the expressions.)
+    """Return whether the weights are computed from the maximum of the scores and from a sum. A softmax does
+    so. (Code generation compares the expressions.)
     """
     largest, total = found.sums
     return (
@@ -100,6 +100,20 @@ def attention_products(
     of_scores, of_values = rows_of_products
     known = {*found.images, found.queries} if is_grouped else {found.queries}
     return (products[0], products[1]) if of_scores == of_values and {*of_scores} <= known else None
+
+
+def tensor_attention(
+    dag: Dag, output: Node, gpu: Gpu | None, is_grouped: bool = False
+) -> tuple[Attention, MatrixProduct, MatrixProduct]:
+    """Return the attention that ends in `output`, which a sketch computes on tensor cores, with its products:
+    the scores and the weighted values (`attention_products`).
+    """
+    found = attention_of(dag, output)
+    assert found is not None, "the node ends an attention"
+    assert gpu is not None, "tensor cores are a GPU's"
+    products = attention_products(dag, found, gpu, is_grouped)
+    assert products is not None, "tensor cores compute both products"
+    return found, *products
 
 
 def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.lowering.gpu.fragments import SHARED, FragmentLowering
 from compiler.lowering.stage import Lowering
 from core.trace import ONLINE_ATTENTION
-from search.sketches.attention import attention_of, attention_products
+from search.sketches.attention import tensor_attention
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
@@ -15,14 +15,9 @@ class OnlineAttentionLowering(FragmentLowering):
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
-        dag, gpu = self.program.sketch.dag, self.device.gpu
-        found = attention_of(dag, self.node)
-        assert found is not None, "the stage computes an attention"
-        assert gpu is not None
-        self._attention = found
-        products = attention_products(dag, found, gpu, is_grouped=True)
-        assert products is not None, "tensor cores compute both products"
-        self._of_scores, self._of_values = products
+        self._attention, self._of_scores, self._of_values = tensor_attention(
+            self.program.sketch.dag, self.node, self.device.gpu, is_grouped=True
+        )
 
     def fetch(self) -> None:
         self.as_product(self._attention.scores, self._of_scores)

@@ -8,7 +8,7 @@ from compiler.lowering.gpu.fragments import SHARED, FragmentLowering, instructio
 from compiler.lowering.gpu.pipeline import pipeline
 from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import Lowering
-from search.sketches.attention import attention_of, attention_products
+from search.sketches.attention import tensor_attention
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, WIDE_SKEW
 from search.sketches.variables import fetch_kind
@@ -23,14 +23,9 @@ class TensorAttentionLowering(FragmentLowering):
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
-        dag, gpu = self.program.sketch.dag, self.device.gpu
-        found = attention_of(dag, self.node)
-        assert found is not None, "the stage computes an attention"
-        assert gpu is not None
-        self._attention = found
-        products = attention_products(dag, found, gpu)
-        assert products is not None, "tensor cores compute both products"
-        self._of_scores, self._of_values = products
+        self._attention, self._of_scores, self._of_values = tensor_attention(
+            self.program.sketch.dag, self.node, self.device.gpu
+        )
         self._warps = [self.choice(f"warps {part}") for part in "ij"]
         self._rows = self._warps[0] * self.choice("fragments i")
 
