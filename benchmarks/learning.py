@@ -4,9 +4,9 @@
     python -m benchmarks.learning --recorded PROGRAMS --json FILE
 
 As in section 7.5 of the paper, a random fifth of the programs is held out, and the model is trained on the
-others. The paper used 25,000 programs of one network. Harder questions follow: whole workloads are held out,
-whole networks, and in the order of a job's trials those that came after the training. A ceiling is what a
-perfect model would get, because the same program takes a little more or less time when it is measured again.
+others. The paper used 25,000 programs of one network. Other splits are harder. They hold out whole workloads,
+whole networks, or the next trials of a job. A ceiling is what a perfect model would get: the same program
+takes a little more or less time when it is measured again.
 Recall has no aim: 30 of a few hundred programs are found more easily than 30 of the paper's 5,000.
 
 PROGRAMS is a file that `benchmarks.fit --measure` wrote.

@@ -120,7 +120,7 @@ def run(
 
 
 def _all(found: Sequence[Figure], left_out: Sequence[str], failed: Sequence[str]) -> list[Figure]:
-    """Return the means over the networks of all parts, in place of those of each part, and all figures."""
+    """Return all figures. The means are over the networks of all parts, not of one."""
     single = [one for one in found if not one.subject.startswith(MEAN)]
     notes = [
         figure(name, len(names), "", note=", ".join(names))

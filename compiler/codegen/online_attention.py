@@ -45,9 +45,13 @@ class NoAttention(ValueError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a kernel: the warps of a block, the fragments of queries of a warp, the fragments of keys
-    of a step, the tiles of keys and of values in shared memory, and the elements that a thread fetches at
-    once of the queries, keys and values.
+    """The sizes of a kernel.
+
+    warps                                the warps of a block
+    rows                                 the fragments of queries of a warp
+    columns                              the fragments of keys of a step
+    stages                               the tiles of keys, and those of values, in shared memory
+    query_lanes, key_lanes, value_lanes  the elements that a thread fetches at once
     """
 
     warps: int

@@ -483,8 +483,9 @@ def drop_pending_work(session: Session, job_id: str) -> None:
 
 
 def drop_pending_trials(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
-    """Delete the job's pending trials, or only those of programs that it hasn't measured yet. Return their
-    number. The caller holds the job's lock.
+    """Delete the job's pending trials. Return their number. The caller holds the job's lock.
+
+    With `keep_repeats`, trials that measure a program again are kept.
     """
     pending = delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending")
     dropped = changed(session, pending.where(TrialRow.repeat == 0) if keep_repeats else pending)

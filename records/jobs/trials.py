@@ -266,8 +266,9 @@ def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
 
 
 def drop_pending(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
-    """Delete the job's pending trials, for example when its time is up, or only those of programs that it
-    hasn't measured yet. Return their number.
+    """Delete the job's pending trials, for example when its time is up. Return their number.
+
+    With `keep_repeats`, trials that measure a program again are kept.
     """
     lock_job(session, job_id)
     return jobs.drop_pending_trials(session, job_id, keep_repeats=keep_repeats)

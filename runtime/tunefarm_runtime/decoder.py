@@ -91,7 +91,7 @@ class Decoder:
 
     def check_agreement(self) -> None:
         """Compare the outputs of all sizes for a few tokens. Raises LoadError if they differ by more than
-        roundings, as those of decoders with different weights do.
+        roundings: then the sizes have different weights.
         """
         rng = np.random.default_rng(0)
         ((name, axis),) = self._cache.tokens.items()

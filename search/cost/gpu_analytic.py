@@ -194,8 +194,7 @@ def _load_latencies(
 ) -> Floats:
     """Return the time in which a thread loads `elements` of an operand, in latencies of a load from memory.
 
-    In a loop that isn't unrolled, loads wait for those of the iteration before, but for `copies`, which are
-    asynchronous.
+    In a loop that isn't unrolled, loads wait for those of the iteration before. Asynchronous `copies` don't.
     """
     lanes = population.chosen(stage.node, fetch_kind(read.buffer))
     iterations = np.ceil(elements / lanes)

@@ -4,8 +4,8 @@ Arm's `fmlal` (FEAT_FHM) multiplies halves exactly and adds the products in floa
 arithmetic add blocks of at most BLOCK_TERMS products in halves, twice as many at once, and each block's sum
 in float32. Elsewhere, operands are converted to float32.
 
-Roundings within blocks are a random walk. Relative to a sum of random terms, its length is that of
-sqrt(BLOCK_TERMS / 2) roundings to halves, however many terms there are.
+Roundings within blocks are a random walk. The error of a sum of random terms is that of sqrt(BLOCK_TERMS / 2)
+roundings to halves. It doesn't grow with the number of terms.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ GAP = 2
 
 @dataclass(frozen=True)
 class Column:
-    """A column. A narrow terminal doesn't show the columns of the highest `rank`, but always those of rank 0.
+    """A column. A narrow terminal leaves out the columns of the highest `rank` first, and never those of 0.
 
     Cells that are `text` may be cut.
     """

@@ -298,7 +298,7 @@ class Executor:
             "TMPDIR": str(scratch),
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
-            # A process that has loaded a compiled model unbinds its threads and those of its children.
+            # Loading a compiled model sets this variable to 0, and a child would inherit it.
             "TVM_BIND_THREADS": "1",
             ZIG_CACHE: str(scratch / CACHE_FOLDER),
         }
