@@ -111,6 +111,7 @@ PARSED = {
     "resnet18-bundle": "the same",
     "tunefarm tune a.onnx b.onnx": "tests/acceptance/test_tune.py",
     "tunefarm tune bert.onnx": "tests/acceptance/test_sizes.py",
+    "tunefarm tune prefill.pt2": "tests/integration/runtime/test_decoders.py",
     "tunefarm tune llama.onnx": "the same",
 }
 

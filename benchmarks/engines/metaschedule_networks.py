@@ -19,8 +19,9 @@ STARTED = "started"
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 FAILED_S = 1e9  # MetaSchedule records failed candidates with at least this time
-# Its default limit of 30 s may pass while its builders import TVM, which takes 15 s of CPU.
-BUILD_LIMIT_S = 120.0
+# Its default limits of 30 s may pass before its processes have imported TVM. Its builders import the tensor
+# intrinsics too, which takes 15 s of CPU on a fast machine, and 180 s on a slow, busy one.
+BUILD_LIMIT_S, RUN_LIMIT_S = 600.0, 120.0
 
 
 class PeerFailed(Exception):
@@ -91,6 +92,7 @@ def read_rate(folder: Path) -> TrialRate | None:
 def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
     from tvm.s_tir.meta_schedule.builder import LocalBuilder
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
+    from tvm.s_tir.meta_schedule.runner import LocalRunner
 
     from compiler.importing.model import fuse, read_onnx
     from compiler.target import parse_target
@@ -108,6 +110,7 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
         # Unnecessarily small batches cost time, because each starts new builders, which import TVM.
         num_trials_per_iter=min(64, max(4, trials // subgraphs)),
         builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
+        runner=LocalRunner(timeout_sec=RUN_LIMIT_S),
         seed=0,
     )
 

@@ -26,7 +26,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 from tvm.support.tar import tar
 
-from benchmarks.engines.metaschedule_networks import BUILD_LIMIT_S
+from benchmarks.engines.metaschedule_networks import BUILD_LIMIT_S, RUN_LIMIT_S
 from benchmarks.engines.metaschedule_space import quiet
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.measurer import Candidate, Trial
@@ -67,8 +67,7 @@ def tune(
     folder: Path,
     cores: int | None = None,
 ) -> SearchRun:
-    """Run its tuner with defaults, a longer time limit for builds, and `cores` cores, by default the
-    device's.
+    """Run its tuner with defaults, longer time limits, and `cores` cores, by default the device's.
 
     Its database and logs stay in `folder`. Its runner obeys TVM_NUM_THREADS in the environment, too.
     """
@@ -162,7 +161,7 @@ def _build_for_gpu(module: tvm.IRModule, target: tvm.target.Target, params: Any)
 
 def _recording_runner(timeline: _Timeline, device: Device) -> PyRunner:
     """Return a runner that passes LocalRunner one program at a time, and records when each is done."""
-    local = LocalRunner(initializer=load_cuda if device.gpu else None)
+    local = LocalRunner(timeout_sec=RUN_LIMIT_S, initializer=load_cuda if device.gpu else None)
 
     @derived_object
     class Runner(PyRunner):
@@ -244,7 +243,7 @@ class Timer:
     def __init__(self, module: tvm.IRModule, folder: Path) -> None:
         """Built programs are written into `folder`."""
         self._arguments = ArgInfo.from_prim_func(module["main"])
-        self._runner = LocalRunner()
+        self._runner = LocalRunner(timeout_sec=RUN_LIMIT_S)
         self._folder = folder
 
     def timing(self, built: BuiltKernel) -> MetaScheduleTiming:

@@ -11,7 +11,7 @@ from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 
-pytestmark = [pytest.mark.slow_lane(seconds=80), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=80), pytest.mark.timeout(900)]
 SHORT = ("--tiny", "--threads", "2", "--rounds", "2")
 
 
@@ -48,7 +48,8 @@ def test_a_network_is_compiled_then_gets_a_trial_for_each_subgraph(tmp_path: Pat
     found = _figures(file)
     label = "bert_base-tiny"
     subgraphs = found[f"{label}: subgraphs"].value
-    assert 0 < found[f"{label}: trials, after a trial for each subgraph"].value <= subgraphs
+    # On a disturbed machine, the best schedules are measured again, up to three times.
+    assert 0 < found[f"{label}: trials, after a trial for each subgraph"].value <= 4 * subgraphs
     assert f"{label}: latency relative to ONNX Runtime, after a trial for each subgraph" in found
     assert found[f"{label}: deviation relative to the allowed one"].reached
     mean = found["geometric mean of 1 networks: latency relative to ONNX Runtime, without trials"]
