@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -102,18 +103,23 @@ def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequen
 
 def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
     """Prepend the earlier seconds of a program to results that measured it again, unless only the earlier
-    ones were disturbed. `repeats` are the ids of their trials.
+    ones were disturbed, which makes them longer. `repeats` are the ids of their trials.
     """
     if not repeats:
         return
     earlier = {row.id: row.run_s for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
     for trial_id in repeats:
         measurement, before = accepted.trials[trial_id], earlier.get(trial_id, ())
-        was_disturbed = is_noisy(before) and not is_noisy(measurement.run_s)
-        if measurement.outcome is Outcome.OK and not was_disturbed:
+        if measurement.outcome is Outcome.OK and not _was_disturbed(before, measurement.run_s):
             # Only the newest are kept, because the device may have changed since.
             run_s = (*before, *measurement.run_s)[-MAX_REPEATS_KEPT:]
             accepted.trials[trial_id] = replace(measurement, run_s=run_s)
+
+
+def _was_disturbed(before: Sequence[float], run_s: Sequence[float]) -> bool:
+    """Return whether a program's earlier seconds were disturbed, and the new ones were not."""
+    # The timing of a program that seems slow ends early, so its few seconds may have no spread.
+    return is_noisy(before) and not is_noisy(run_s) and statistics.median(run_s) <= statistics.median(before)
 
 
 @cache

@@ -23,6 +23,7 @@ from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
 from scheduler.learning.training import TrainedModel
 from scheduler.planning import batch
+from scheduler.planning.disturbed import MAX_TIMES
 from scheduler.planning.job_snapshot import read_snapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.steps import rounds
@@ -424,6 +425,36 @@ class TestDisturbedMeasurements:
         disturbed.update({trial.trace: 100 for trial in farm.trials()})
         farm.finish()
         assert max(trial.repeat for trial in farm.trials()) == MAX_MEASUREMENTS - 1
+
+    def test_a_slow_repeat_does_not_replace_the_disturbed_seconds(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The timing of a program that seems slow ends after one call, so its seconds have no spread."""
+
+        def measured(trial: Trial) -> Measurement:
+            usual = measure(trial)
+            if usual.outcome is not Outcome.OK:
+                return usual
+            return Measurement(Outcome.OK, (9.0,) if trial.repeat else (2e-3,) * 7 + (0.3,) * 2)
+
+        monkeypatch.setattr("tests.unit.scheduler.farm.measure", measured)
+        begin(farm, trials=2)
+        farm.finish()
+        assert any(trial.repeat for trial in farm.trials())
+        assert {task.best_s for task in farm.tasks()} <= {2e-3, None}
+
+    def test_a_large_network_is_measured_again_where_it_takes_most_time(
+        self, farm: Farm, disturbed: Counter[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("scheduler.planning.disturbed.MIN_SCHEDULES", 1)
+        farm.restart(trials_per_pick=1)
+        begin(farm, trials=2)
+        disturbed.update(trial.trace for trial in farm.trials())
+        job = farm.finish()
+        again = [trial for trial in farm.trials() if trial.repeat]
+        assert len(again) == min(MAX_TIMES, len(farm.tasks())) == job.trials_done - 2
+        most = {task.workload_hash: task.weight * (task.best_s or 0.0) for task in farm.tasks()}
+        assert again[0].workload_hash == max(most, key=most.__getitem__)
 
     def test_a_reached_latency_does_not_prevent_it(self, farm: Farm, disturbed: Counter[str]) -> None:
         begin(farm, budget=Budget(100, latency_s=10.0))
