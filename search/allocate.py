@@ -86,16 +86,17 @@ def next_tasks(
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
     open_tasks = [i for i in left if not _cannot_improve(tasks, i, trials_per_pick)] or left
     most = max(trials_per_pick, MAX_SHARE * trials)
+    # A pick changes the priority of the picked task alone.
+    priority = {i: _priority(tasks, i, tasks[i].issued, trials_per_pick) for i in open_tasks}
     while open_tasks and sum(given) < trials:
-        issued = [task.issued + more for task, more in zip(tasks, given, strict=True)]
         below_share = [i for i in open_tasks if given[i] + trials_per_pick <= most] or open_tasks
-        priority = [_priority(tasks, i, issued[i], trials_per_pick) for i in below_share]
-        chosen = below_share[priority.index(max(priority))]
-        if issued[chosen] and rng.random() < epsilon:
+        chosen = max(below_share, key=priority.__getitem__)
+        if tasks[chosen].issued + given[chosen] and rng.random() < epsilon:
             chosen = int(rng.choice(below_share))
-        wanted = trials_per_pick if issued[chosen] else min(FIRST_PICK, trials_per_pick)
-        count = min(wanted, trials - sum(given))
+        issued = tasks[chosen].issued + given[chosen]
+        count = min(trials_per_pick if issued else min(FIRST_PICK, trials_per_pick), trials - sum(given))
         given[chosen] += count
+        priority[chosen] = _priority(tasks, chosen, issued + count, trials_per_pick)
         picks.append((chosen, count))
     return picks
 

@@ -181,6 +181,20 @@ def test_some_picks_go_to_any_task() -> None:
     assert abs(everywhere[0] - everywhere[1]) < 150
 
 
+def test_a_pick_changes_the_priority_of_its_task_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet's batch has hundreds of picks, so not all priorities are computed for each."""
+    computed: list[int] = []
+    priority = allocate._priority
+
+    def counting(tasks: Sequence[TaskProgress], index: int, *more: int) -> tuple[bool, float]:
+        computed.append(index)
+        return priority(tasks, index, *more)
+
+    monkeypatch.setattr(allocate, "_priority", counting)
+    picks = next_tasks([_task(8e-3, 4e-3, 2e-3, flops=float(flops)) for flops in range(1, 11)], 100, 1)
+    assert computed == [*range(10), *picks]
+
+
 def test_an_untried_task_comes_before_any_exploration() -> None:
     tasks = [_task(8e-3, 4e-3, weight=100), *(_task(flops=float(flops)) for flops in range(1, 9))]
     assert sorted(next_tasks(tasks, 8, 1, epsilon=1.0)) == list(range(1, 9))
