@@ -185,11 +185,9 @@ class CostParameters:
         The data is in the smallest cache that is at least twice as large.
         """
         device = self.device
-        return np.select(
-            [size <= device.l1_bytes / 2, size <= device.l2_bytes / 2, size <= device.l3_bytes / 2],
-            [self.l1_rate, self.l2_rate, self.l3_rate],
-            self.memory_rate / device.cores,
-        )
+        rates = np.array([self.l1_rate, self.l2_rate, self.l3_rate, self.memory_rate / device.cores])
+        limits = np.maximum.accumulate([device.l1_bytes, device.l2_bytes, device.l3_bytes]) / 2
+        return np.asarray(rates[np.searchsorted(limits, size)])
 
 
 def balance_of(chunks: Floats | Ints, cores: int) -> Floats:

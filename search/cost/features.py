@@ -58,14 +58,18 @@ FEATURES_VERSION = f"5:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
     """Return [programs, NUM_FEATURES]. Missing quantities are NaN, which trees treat as missing."""
-    length = len(estimate.seconds)
-    missing = np.full(length, np.nan)
-    columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]
+    features = np.full((len(estimate.seconds), NUM_FEATURES), np.nan, np.float32)
+    present = [column for column, name in enumerate(QUANTITIES) if name in estimate.quantities]
+    if present:
+        quantities = [estimate.quantities[QUANTITIES[column]] for column in present]
+        features[:, present] = _scaled(np.array(quantities, dtype=np.float64)).T
     moved_bytes = float(sum(b.num_bytes for b in dag.buffers))
     widest = max((node.iterations for node in dag.nodes), default=1)
-    constants = (dag.flops, moved_bytes, float(widest))
-    columns.extend(np.full(length, constant) for constant in constants)
-    values = np.stack(columns, axis=1)
-    # Logarithms of magnitudes. Small values are seconds, converted to nanoseconds to be above one.
+    features[:, len(QUANTITIES) :] = _scaled(np.array([dag.flops, moved_bytes, float(widest)]))
+    return features
+
+
+def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return logarithms of magnitudes. Small values are seconds, converted to nanoseconds to be above one."""
     scaled = np.where(np.abs(values) < 1e-1, values * 1e9, values)
-    return (np.sign(scaled) * np.log2(np.abs(scaled) + 1)).astype(np.float32)
+    return np.asarray(np.sign(scaled) * np.log2(np.abs(scaled) + 1))

@@ -353,5 +353,4 @@ def _repeats(nest: Nest, read: BufferAccess) -> Ints:
     order = np.arange(1, len(nest.node.axes) + 1)[:, None]
     last = np.argmax(np.where(nest.extents[-3] > 1, order, 0), axis=0)
     moves = np.array([axis in read.axes for axis in range(len(nest.node.axes))])[last]
-    extent = np.take_along_axis(nest.extents[-3], last[None], axis=0)[0]
-    return np.where(moves, 1, extent)
+    return np.where(moves, 1, nest.extents[-3][last, np.arange(len(last))])

@@ -79,7 +79,7 @@ def copied_at(population: Population, nest: Nest, access: BufferAccess) -> Ints 
     return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
 
 
-def _crowding(touched: Sequence[Ints], buffer: Buffer, parameters: CostParameters) -> Floats:
+def _crowding(touched: Sequence[Floats], buffer: Buffer, parameters: CostParameters) -> Floats:
     """Return [boundaries, programs]: how many times larger a region is for a cache, because some of its lines
     evict one another.
 
@@ -89,13 +89,14 @@ def _crowding(touched: Sequence[Ints], buffer: Buffer, parameters: CostParameter
     quotient is 64.
     """
     *rows, row = touched
-    sets = np.minimum(-(-row * buffer.item_bytes // LINE_BYTES), SETS)
+    sets = np.minimum(np.ceil(row * buffer.item_bytes / LINE_BYTES), SETS)
     stride = buffer.item_bytes * math.prod(buffer.shape[-1:])
     for count, extent in zip(reversed(rows), reversed(buffer.shape[:-1]), strict=True):
         apart = PAGE_BYTES // math.gcd(stride, PAGE_BYTES)
         sets = np.minimum(sets * np.minimum(count, apart), SETS)
         stride *= extent
-    return np.asarray(((SETS / np.arange(1, SETS + 1)) ** parameters.factors.crowding)[sets - 1])
+    larger = (SETS / np.arange(1, SETS + 1)) ** parameters.factors.crowding
+    return np.asarray(larger[sets.astype(np.int64) - 1])
 
 
 def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) -> Floats:
@@ -136,4 +137,4 @@ def _where_it_fits(traffic: Floats, footprint: Floats, capacity: float) -> Float
     does."""
     fits = footprint <= capacity
     fits[-1] = True
-    return np.asarray(np.take_along_axis(traffic, np.argmax(fits, axis=0)[None], axis=0)[0])
+    return np.asarray(traffic[np.argmax(fits, axis=0), np.arange(traffic.shape[1])])

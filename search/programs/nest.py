@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.stage import Stage
 
 Floats = NDArray[np.float64]
+# Whole numbers, as int64 or float64.
+Counts = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Nest:
 
     def by_loop(self) -> Loops:
         """Return one entry for each loop."""
-        extents = np.array([self.extents[level, axis] for level, axis in self.loops], dtype=np.int64)
+        # Processors multiply floats faster. Below 2 ** 53 they are exact.
+        extents = np.array([self.extents[level, axis] for level, axis in self.loops], dtype=np.float64)
         axes = [axis for _, axis in self.loops]
         return Loops(len(self.node.axes), axes, extents.reshape(len(axes), self.extents.shape[-1]))
 
@@ -106,53 +110,56 @@ class Nest:
 
 @dataclass(frozen=True)
 class Loops:
-    """The loops of a nest, outermost first: the axis of each loop, and the `extents` [loops, programs].
+    """The loops of a nest, outermost first: the axis of each loop, and the `extents` [loops, programs], which
+    are whole numbers.
 
     Boundary b is the point just outside loop b.
     """
 
     num_axes: int
     axes: Sequence[int]
-    extents: Ints
+    extents: Floats
 
     @cached_property
-    def inside(self) -> Ints:
+    def inside(self) -> Floats:
         """[boundaries, axes, programs]: the extent of each axis that the loops inside a boundary cover."""
         count, programs = self.extents.shape
-        inside = np.empty((count + 1, self.num_axes, programs), dtype=np.int64)
+        inside = np.empty((self.num_axes, count + 1, programs))
         for axis in range(self.num_axes):
             own = [loop for loop, each in enumerate(self.axes) if each == axis]
-            # At each boundary, how many of the axis's loops are outside.
-            outside = np.searchsorted(own, np.arange(count + 1))
-            inside[:, axis] = products_inside(self.extents[own])[outside]
-        return inside
+            np.take(products_inside(self.extents[own]), self._outside(own), 0, inside[axis], mode="clip")
+        return inside.transpose(1, 0, 2)
 
-    def visits(self, access: BufferAccess) -> Ints:
+    def visits(self, access: BufferAccess) -> Floats:
         """Return [boundaries, programs]: how often the region that an access touches inside a boundary
         changes.
 
         Loops right outside the boundary that the access doesn't depend on reuse the region. The iterations of
         the innermost loop outside the boundary on which it depends, and of all loops around that one, count.
         """
-        changes = np.ones((len(self.axes) + 1, self.extents.shape[-1]), dtype=np.int64)
         own = [loop for loop, axis in enumerate(self.axes) if axis in access.axes]
-        changes[1:][own] = self._moves[own]
-        return np.asarray(np.maximum.accumulate(changes, axis=0))
+        changes = np.ones((len(own) + 1, self.extents.shape[-1]))
+        changes[1:] = self._moves[own]
+        return np.asarray(np.maximum.accumulate(changes, axis=0)[self._outside(own)])
+
+    def _outside(self, own: Sequence[int]) -> Ints:
+        """Return [boundaries]: how many of some loops are outside."""
+        return np.searchsorted(np.array(own, dtype=np.int64), np.arange(len(self.axes) + 1))
 
     @cached_property
-    def _moves(self) -> Ints:
+    def _moves(self) -> Floats:
         """[loops, programs]: the product of the iterations of a loop and of all loops around it; 1 for a loop
         of one iteration, which moves nothing.
         """
         moves = self.extents.copy()
         for outer, inner in pairwise(moves):
             inner *= outer
-        return np.where(self.extents > 1, moves, 1)
+        return np.where(self.extents > 1, moves, 1.0)
 
 
-def products_inside(extents: Ints) -> Ints:
+def products_inside(extents: Counts) -> Counts:
     """Return [boundaries, ...]: the product of the extents [loops, ...] inside each boundary."""
-    products = np.ones((len(extents) + 1, *extents.shape[1:]), dtype=np.int64)
+    products = np.ones((len(extents) + 1, *extents.shape[1:]), dtype=extents.dtype)
     for loop in reversed(range(len(extents))):
         np.multiply(products[loop + 1], extents[loop], out=products[loop])
     return products
@@ -164,7 +171,7 @@ def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
     return np.asarray(width // lanes + np.bitwise_count(width % lanes))
 
 
-def region(access: BufferAccess, inner: Ints, shape: Sequence[int]) -> list[Ints]:
+def region(access: BufferAccess, inner: Counts, shape: Sequence[int]) -> list[Counts]:
     """Return, for each dimension, the elements touched while the axes run over `inner` [..., axes, programs]
     values. A scalar counts as one dimension."""
     return [
@@ -173,7 +180,7 @@ def region(access: BufferAccess, inner: Ints, shape: Sequence[int]) -> list[Ints
     ] or [np.ones_like(inner[..., 0, :])]
 
 
-def _span(index: Index, inner: Ints, size: int) -> Ints:
+def _span(index: Index, inner: Counts, size: int) -> Counts:
     """Return [..., programs]: the elements of a dimension of `size` elements that an index touches."""
     if index.is_single_axis and index.terms:  # nearly every index
         return np.minimum(inner[..., index.terms[0].axis, :], size)
@@ -187,12 +194,12 @@ def _span(index: Index, inner: Ints, size: int) -> Ints:
     return np.minimum(span, size)
 
 
-def elements_of(box: Sequence[Ints]) -> Floats:
+def elements_of(box: Sequence[Counts]) -> Floats:
     """Return [..., programs]: the elements of a box that `region` returned."""
     return np.asarray(reduce(np.multiply, box[1:], box[0].astype(np.float64)))
 
 
-def bytes_of_lines(box: Sequence[Ints], item_bytes: int, line_bytes: int) -> Floats:
+def bytes_of_lines(box: Sequence[Counts], item_bytes: int, line_bytes: int) -> Floats:
     """Return [..., programs]: the bytes of the cache lines of a box, if rows start on lines."""
     *rows, row = box
     return np.asarray(reduce(np.multiply, rows, np.ceil(row * item_bytes / line_bytes) * line_bytes))

@@ -147,7 +147,7 @@ def test_loops_one_by_one_cover_and_visit_the_same(sketch: Sketch, seed: int) ->
     """Just outside each loop: what the loops inside cover, and how often the region of an access changes."""
     for nest, row, _ in _cases(sketch, seed):
         loops = nest.by_loop()
-        trips = loops.extents[:, row].tolist()
+        trips = loops.extents[:, row].astype(int).tolist()
         for boundary in range(len(trips) + 1):
             covered = [1] * loops.num_axes
             for axis, extent in zip(loops.axes[boundary:], trips[boundary:], strict=True):
