@@ -12,9 +12,9 @@ import numpy as np
 
 from search.cost import accuracy
 from search.cost.accuracy import Predictions, by_task
+from search.cost.estimate import Estimate
 from search.cost.model import CostModel
 from search.policy import Sample, train
-from search.programs.program import gather
 
 HELD_OUT = 0.2
 
@@ -53,14 +53,15 @@ def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
 
 def _predict(examples: Sequence[Example], model: CostModel, best_s: Mapping[str, float]) -> Predictions:
     """Return the model's predictions. Workloads are numbered in the order of `_workloads`."""
-    # The model predicts all programs of a sketch at once.
-    rows_of_sketch: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row, example in enumerate(examples):
-        rows_of_sketch[example.workload, example.sample[1].sketch.key].append(row)
     predicted_s = np.zeros(len(examples))
-    for rows in rows_of_sketch.values():
-        task = examples[rows[0]].sample[0]
-        predicted_s[rows] = task.predict(gather([examples[row].sample[1] for row in rows]), model)
+    rows_of_workload: dict[str, list[int]] = defaultdict(list)
+    for row, example in enumerate(examples):
+        rows_of_workload[example.workload].append(row)
+    for rows in rows_of_workload.values():
+        described = examples[rows[0]].sample[0].examples([examples[row].sample[1] for row in rows])
+        analytic_s = np.array([seconds for _, seconds in described])
+        features = np.stack([features for features, _ in described])
+        predicted_s[rows] = model.predict(features, Estimate(analytic_s))
     numbers = {workload: number for number, workload in enumerate(_workloads(examples))}
     return Predictions(
         predicted_s=predicted_s,

@@ -24,6 +24,7 @@ from scheduler.learning.training import (
 from search import policy
 from search.cost.model import CostModel
 from search.programs.annotate import sample
+from search.programs.program import Population
 from tests.unit.records.farm import put_measured
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, Farm
 
@@ -225,6 +226,23 @@ def test_metrics_are_computed_on_held_out_records(farm: Farm, trainings: list[in
     assert sum(task["learned"]["records"] for task in found["tasks"].values()) == held
     assert found["learned"]["pairwise"] > found["analytic"]["pairwise"]
     assert found["learned"]["r2"] > 0
+
+
+def test_metrics_describe_no_program_again(
+    farm: Farm, trainings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[int] = []
+    describe = policy.TuneContext.describe
+
+    def counting(task: policy.TuneContext, population: Population) -> Any:
+        described.append(len(population))
+        return describe(task, population)
+
+    monkeypatch.setattr(policy.TuneContext, "describe", counting)
+    measured(farm, MIN_EVALUATED)
+    farm.context.trainer.up_to_date(DEVICE)
+    assert versions(farm)[0].metrics is not None
+    assert sum(described) == MIN_EVALUATED
 
 
 def test_metrics_are_computed_again_after_many_new_records(farm: Farm, trainings: list[int]) -> None:
