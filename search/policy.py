@@ -22,6 +22,7 @@ from search.evolution.scored import Scored
 from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
+from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 
 # The fraction of a batch that is random.
@@ -74,14 +75,20 @@ class TuneContext:
             self._examples.update(zip(of_sketch, described, strict=True))
         return [self._examples[program] for program in programs]
 
+    def remember(self, proposals: Sequence[Proposal]) -> None:
+        """Keep the features of proposals: a model learns from them once they are measured."""
+        for one in proposals:
+            self._examples[one.program] = (one.features, np.float64(one.estimated_s))
+
 
 @dataclass(frozen=True)
 class Proposal:
-    """A program, its predicted seconds and its analytic estimate."""
+    """A program, its predicted seconds, its analytic estimate and its features."""
 
     program: Program
     predicted_s: float
     estimated_s: float
+    features: NDArray[np.float32] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -200,12 +207,28 @@ def propose(
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
     excluded |= {proposal.program for proposal in picked}
     # Random programs correct the model where it is wrong, so their predictions don't matter.
-    for program in draw(task, RANDOM_DRAWS, rng) if len(picked) < count else ():
-        if len(picked) < count and program not in excluded:
-            scored = task.score(gather([program]), model)
-            picked.append(Proposal(program, float(scored.seconds[0]), float(scored.analytic_s[0])))
+    if len(picked) < count:
+        drawn = [program for program in draw(task, RANDOM_DRAWS, rng) if program not in excluded]
+        picked += _predicted(task, drawn[: count - len(picked)], model)
     limit_s = settings.limit_s(model, measured)
-    return [proposal for proposal in picked if proposal.predicted_s <= limit_s]
+    picked = [proposal for proposal in picked if proposal.predicted_s <= limit_s]
+    task.remember(picked)
+    return picked
+
+
+def _predicted(task: TuneContext, programs: Sequence[Program], model: CostModel) -> list[Proposal]:
+    """Return programs with their predictions."""
+    if not programs:
+        return []
+    examples = task.examples(programs)
+    features, estimated_s = np.stack([one for one, _ in examples]), np.array([s for _, s in examples])
+    predicted_s = model.predict(features, Estimate(estimated_s))
+    return [
+        Proposal(program, float(predicted), float(estimated), described)
+        for program, predicted, estimated, described in zip(
+            programs, predicted_s, estimated_s, features, strict=True
+        )
+    ]
 
 
 def rescore(scored: Scored, model: CostModel) -> Scored:
@@ -220,27 +243,26 @@ def _merge(
     first.
     """
     known = {(program.sketch.key, program.values) for program in excluded}
-    heads = [each.population.take(np.arange(min(len(each), depth + len(excluded)))) for each in ranked]
-    tiles = [[Nest.of(head, stage).tile.T for stage in head.sketch.tiled] for head in heads]
+    most = depth + len(excluded)
     rows = [
-        zip(
-            each.seconds.tolist(),
-            repeat(number),
-            range(len(head)),
-            head.values.tolist(),
-            each.analytic_s.tolist(),
-            strict=False,
-        )
-        for number, (head, each) in enumerate(zip(heads, ranked, strict=True))
+        zip(each.seconds[:most].tolist(), repeat(number), range(min(len(each), most)), strict=False)
+        for number, each in enumerate(ranked)
     ]
-    for seconds, number, row, values, estimated_s in merge(*rows):
-        sketch = heads[number].sketch
-        if (sketch.key, tuple(values)) not in known:
-            program = Program(sketch, tuple(values))
-            yield (
-                Proposal(program, seconds, estimated_s),
-                tuple(tile[row].tobytes() for tile in tiles[number]),
-            )
+    tiles: dict[int, list[Ints]] = {}
+    # Only a few programs are picked, so the others aren't converted.
+    for seconds, number, row in merge(*rows):
+        each = ranked[number]
+        sketch, values = each.population.sketch, tuple(each.population.values[row].tolist())
+        if (sketch.key, values) in known:
+            continue
+        if number not in tiles:
+            head = each.population.take(np.arange(min(len(each), most)))
+            tiles[number] = [Nest.of(head, stage).tile.T for stage in sketch.tiled]
+        program, features = Program(sketch, values), each.features[row].copy()
+        yield (
+            Proposal(program, seconds, float(each.analytic_s[row]), features),
+            tuple(tile[row].tobytes() for tile in tiles[number]),
+        )
 
 
 def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:

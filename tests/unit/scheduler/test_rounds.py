@@ -27,6 +27,7 @@ from scheduler.planning.disturbed import MAX_TIMES
 from scheduler.planning.job_snapshot import read_snapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.steps import rounds
+from search.cost.features import NUM_FEATURES
 from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext, propose
 from search.programs.annotate import sample
@@ -218,7 +219,8 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
         known = {program for program, _ in measured} | exclude
         programs = [population.program(row) for row in range(3)]
-        return [Proposal(program, 1e-3, 2e-3) for program in programs if program not in known][:count]
+        features = np.zeros(NUM_FEATURES, np.float32)
+        return [Proposal(one, 1e-3, 2e-3, features) for one in programs if one not in known][:count]
 
     monkeypatch.setattr(batch, "propose", three)
     farm.submit(trials=50)

@@ -170,6 +170,17 @@ def test_the_next_evolution_continues_from_the_last() -> None:
     assert best[-1] < best[0]
 
 
+def test_measured_proposals_are_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, measured = _task(dags.conv2d()), [(_propose(TASKS["conv2d"], 1)[0].program, 1e-3)]
+    proposals = propose(task, CostModel(), measured, 64, np.random.default_rng(0), config=QUICK)
+    programs = [proposal.program for proposal in proposals]
+    afresh = _task(dags.conv2d()).examples(programs)
+    monkeypatch.setattr(TuneContext, "describe", None)
+    for (features, estimated_s), (expected, expected_s) in zip(task.examples(programs), afresh, strict=True):
+        assert np.array_equal(features, expected, equal_nan=True)
+        assert estimated_s == expected_s
+
+
 def test_the_best_predicted_come_first() -> None:
     predicted = [proposal.predicted_s for proposal in _propose(TASKS["conv2d"], 16)]
     everything = SearchConfig(SHORT, SHORT, max_share_per_tile=1.0)
