@@ -18,7 +18,7 @@ from scheduler.spaces import Spaces
 from system.signing import SigningKey
 
 # Bounds the jobs noted here, because another scheduler may end them.
-MAX_EXHAUSTED = 1000
+MAX_JOBS = 1000
 
 
 @dataclass
@@ -26,7 +26,8 @@ class Context:
     """The settings, database and caches of a scheduler's process. `now` returns epoch seconds, `wake` sends a
     wake-up for a job's step, and `scheduler_name` is the holder of claims. The caches only save time, and can
     be rebuilt from the database. `exhausted_at` maps ids of jobs whose search proposed nothing new to the
-    number of trials done at that time. `signing_key` signs published artifacts, if it is set.
+    number of trials done at that time, `tvmscripts_at` ids of jobs to the time at which their TVMScripts were
+    last stored. `signing_key` signs published artifacts, if it is set.
     """
 
     settings: SchedulerSettings
@@ -44,4 +45,5 @@ class Context:
         self.record_cache = RecordCache()
         self.trial_cache = TrialCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
-        self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_EXHAUSTED)
+        self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_JOBS)
+        self.tvmscripts_at: LRUCache[str, float] = LRUCache(MAX_JOBS)

@@ -56,7 +56,7 @@ def run(context: Context, job: Job) -> None:
     if issued:
         # Do this now, while devices are busy with the batch.
         for one in group.tuning:
-            tvmscripts.store_missing(context, one)
+            tvmscripts.store_during_search(context, one)
         return
     with context.database.begin() as session:
         is_over = plan.trials or not plan.issuable

@@ -14,7 +14,22 @@ from records.schedules.tvmscripts import UNSCHEDULED, Tvmscript
 from records.storage.statements import digest
 from scheduler.context import Context
 
+# The least time between two looks for new best programs of a job during its search. Its last ones are stored
+# when it is published.
+INTERVAL_S = 30.0
+
 log = logging.getLogger(__name__)
+
+
+def store_during_search(context: Context, job: Job) -> None:
+    """Store the missing TVMScripts of a job, at most once every INTERVAL_S, because writing them takes longer
+    than planning.
+    """
+    now = context.now()
+    # The clock may have been set back.
+    if abs(now - context.tvmscripts_at.get(job.id, -INTERVAL_S)) >= INTERVAL_S:
+        context.tvmscripts_at[job.id] = now
+        store_missing(context, job)
 
 
 def store_missing(context: Context, job: Job) -> None:

@@ -19,14 +19,16 @@ from core.worker import WorkerState
 from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import jobs, trials
+from records.jobs.jobs import Job
 from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
+from scheduler.context import Context
 from scheduler.learning.training import TrainedModel
 from scheduler.planning import batch
 from scheduler.planning.disturbed import MAX_TIMES
 from scheduler.planning.job_snapshot import read_snapshot
 from scheduler.planning.task_history import TaskHistory
-from scheduler.steps import rounds
+from scheduler.steps import rounds, tvmscripts
 from search.cost.features import NUM_FEATURES
 from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext, propose
@@ -525,6 +527,26 @@ def test_the_real_search_and_the_learned_model_work_here(
     assert job.trials_done == 60
     assert farm.context.trainer.models[DEVICE.key].is_learned
     assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}
+
+
+def test_programs_are_shown_once_in_a_while(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds may follow each other within a second."""
+    looks: list[float] = []
+    store_missing = tvmscripts.store_missing
+
+    def looking(context: Context, job: Job) -> None:
+        looks.append(farm.now)
+        store_missing(context, job)
+
+    monkeypatch.setattr(tvmscripts, "store_missing", looking)
+    begin(farm, trials=60)
+    assert looks == [1000.0]
+    while farm.job().state is JobState.TUNING:
+        farm.tick()
+    during = [at for at in looks if at < farm.now - 5]
+    assert len(during) == 1 + (during[-1] - 1000.0) // tvmscripts.INTERVAL_S > 2
+    farm.finish()
+    assert looks[-1] > during[-1], "at the end, the last best programs are stored"
 
 
 def test_a_batch_grows_with_the_devices_of_the_class(farm: Farm) -> None:
