@@ -13,8 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.measuring.expected import Expected
+from compiler.measuring.rounding import Rounding
+from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
+from core.job import TF32
 from tests.devices import GPU
+from tests.floats import in_tf32
 from tests.onnx_models import Builder
 from tests.suite import Case
 
@@ -100,14 +105,14 @@ class JoinedAttention(Case):
 
 
 class AttentionOfHalves(JoinedAttention):
-    """A joined attention of float16 or bfloat16 as the importer writes it for a GPU: products are summed and
+    """A joined attention as the importer writes it for a GPU: products of float16 or bfloat16 are summed and
     the softmax is computed in float32, and their results are rounded.
     """
 
     def __str__(self) -> str:
         return f"halves of {super().__str__()}"
 
-    def module(self) -> tvm.IRModule:
+    def model(self) -> bytes:
         heads, queries, keys, width, masked = self.shape
         shapes = {
             "query": (self.batch, heads, queries, width),
@@ -123,13 +128,16 @@ class AttentionOfHalves(JoinedAttention):
             helper.make_node("MatMul", ["weights", "value"], ["values"]),
             helper.make_node("Transpose", ["values"], ["result"], perm=[0, 2, 1, 3]),
         ]
-        half = TensorProto.DataType.Value(self.dtype.upper())
-        inputs = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
-        result = helper.make_tensor_value_info("result", half, (self.batch, queries, heads, width))
-        scale = helper.make_tensor("scale", half, [], [0.25])
+        own = TensorProto.DataType.Value({"float32": "FLOAT"}.get(self.dtype, self.dtype.upper()))
+        inputs = [helper.make_tensor_value_info(name, own, shape) for name, shape in shapes.items()]
+        result = helper.make_tensor_value_info("result", own, (self.batch, queries, heads, width))
+        scale = helper.make_tensor("scale", own, [], [0.25])
         graph = helper.make_graph(nodes, "attention", inputs, [result], [scale])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        [task] = extract_tasks(fuse(read_onnx(model.SerializeToString(), {}), GPU.target))
+        return bytes(model.SerializeToString())
+
+    def module(self) -> tvm.IRModule:
+        [task] = extract_tasks(fuse(read_onnx(self.model(), {}), GPU.target))
         return from_json(task.module_json)
 
     def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -138,6 +146,30 @@ class AttentionOfHalves(JoinedAttention):
 
     def rounded(self, scores: NDArray[Any]) -> NDArray[Any]:
         return scores.astype(np.float16).astype(np.float64) if self.dtype == "float16" else scores
+
+
+class AttentionInTf32(AttentionOfHalves):
+    """A joined attention of float32 with products in TF32."""
+
+    def __str__(self) -> str:
+        return f"attention in TF32 of {self.shape}"
+
+    def module(self) -> tvm.IRModule:
+        tasks = VariantModel.of(read_onnx(self.model(), {}), GPU.target, tf32=True).tasks()
+        (task,) = (task for task in tasks if task.variant == TF32)
+        return from_json(task.module_json)
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        query, key, *mask, value = inputs
+        query, key, value = (in_tf32(one).astype(np.float64) for one in (query, key, value))
+        scores = query @ key * 0.25 + (mask[0] if mask else 0.0)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = in_tf32((weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32))
+        return np.asarray((weights.astype(np.float64) @ value).transpose(0, 2, 1, 3))
+
+    def difference(self, actual: NDArray[Any], expected: NDArray[Any]) -> str:
+        rounding = Rounding.of(self.module()["main"])
+        return Expected.of(expected.astype(np.float32), None, rounding).difference(actual)
 
 
 class GroupedAttention(AttentionOfHalves):

@@ -11,33 +11,80 @@ struct order<true> {
   typedef row_major type;
 };
 
-template <class T, int Rows, int Columns, bool ByRows>
-__device__ inline void add_products(float* sums, const fragment<matrix_a, 16, 16, 16, T, row_major> (&a)[Rows],
-                                    const T* second, int stride) {
+// Float32 that is rounded to TF32 in registers.
+struct tf32;
+
+// The type of an operand's values in memory, the type that its fragments are declared with, and the products that one
+// instruction adds up.
+template <class T>
+struct operand {
+  typedef T value;
+  typedef T declared;
+  static constexpr int depth = 16;
+};
+template <>
+struct operand<tf32> {
+  typedef float value;
+  typedef half declared;
+  static constexpr int depth = 8;
+};
+template <class T>
+struct left_operand : fragment<matrix_a, 16, 16, operand<T>::depth, typename operand<T>::declared, row_major> {};
+template <class T, bool ByRows>
+struct right_operand
+    : fragment<matrix_b, 16, 16, operand<T>::depth, typename operand<T>::declared, typename order<ByRows>::type> {};
+
+// Loads values in the order of keys in which `take_weights` has the weights.
+template <class T, bool ByRows>
+__device__ inline void load_values(right_operand<T, ByRows>& b, const T* source, int stride) {
+  load_matrix_sync(b, source, stride);
+}
+template <bool ByRows>
+__device__ inline void load_values(right_operand<tf32, ByRows>& b, const float* source, int stride) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float* first = ByRows ? source + lane() % 4 * 2 * stride + i * 8 + lane() / 4
+                                : source + (i * 8 + lane() / 4) * stride + lane() % 4 * 2;
+    float2 two = ByRows ? make_float2(first[0], first[stride]) : *(const float2*)first;
+    b.x[2 * i] = __float_as_uint(two.x);
+    b.x[2 * i + 1] = __float_as_uint(two.y);
+  }
+  round_operand(b);
+}
+
+template <class T, int Rows, int Columns, bool ByRows, bool OfWeights>
+__device__ inline void add_products(float* sums, const left_operand<T> (&a)[Rows],
+                                    const typename operand<T>::value* second, int stride) {
 #pragma unroll
   for (int j = 0; j < Columns; ++j) {
-    fragment<matrix_b, 16, 16, 16, T, typename order<ByRows>::type> b;
-    load_matrix_sync(b, second + j * 16 * (ByRows ? 1 : stride), stride);
+    right_operand<T, ByRows> b;
+    const typename operand<T>::value* source = second + j * 16 * (ByRows ? 1 : stride);
+    if (OfWeights)
+      load_values(b, source, stride);
+    else
+      load_matrix_sync(b, source, stride);
 #pragma unroll
     for (int i = 0; i < Rows; ++i) {
-      multiply(sums + (i * Columns + j) * 8, a[i].x, b.x, T());
-      multiply(sums + (i * Columns + j) * 8 + 4, a[i].x, b.x + 2, T());
+      multiply(sums + (i * Columns + j) * 8, a[i].x, b.x, typename operand<T>::value());
+      multiply(sums + (i * Columns + j) * 8 + 4, a[i].x, b.x + 2, typename operand<T>::value());
     }
   }
 }
 
 // Multiplies the warp's queries with a block of keys.
 template <class T, int Rows, int Columns, int Depth, bool ByRows>
-__device__ inline void multiply_keys(float* scores, const T* queries, int query_stride, const T* keys, int stride) {
+__device__ inline void multiply_keys(float* scores, const typename operand<T>::value* queries, int query_stride,
+                                     const typename operand<T>::value* keys, int stride) {
+  constexpr int depth = operand<T>::depth;
 #pragma unroll
   for (int i = 0; i < Rows * Columns * 8; ++i) scores[i] = 0;
 #pragma unroll
-  for (int k = 0; k < Depth; ++k) {
-    fragment<matrix_a, 16, 16, 16, T, row_major> a[Rows];
+  for (int k = 0; k < Depth * 16; k += depth) {
+    left_operand<T> a[Rows];
 #pragma unroll
     for (int i = 0; i < Rows; ++i)
-      load_matrix_sync(a[i], queries + (threadIdx.y * Rows + i) * 16 * query_stride + k * 16, query_stride);
-    add_products<T, Rows, Columns, ByRows>(scores, a, keys + k * 16 * (ByRows ? stride : 1), stride);
+      load_matrix_sync(a[i], queries + (threadIdx.y * Rows + i) * 16 * query_stride + k, query_stride);
+    add_products<T, Rows, Columns, ByRows, false>(scores, a, keys + k * (ByRows ? stride : 1), stride);
   }
 }
 
@@ -82,20 +129,30 @@ __device__ inline unsigned rounded_pair(float first, float second, __nv_bfloat16
   return *(unsigned*)&pair_of;
 }
 
-// Multiplies the weights with a block of values. Sums and left operands of `mma.sync` have the same layout.
+// Makes a left operand of weights. For 16 bits, it has the layout of sums. In TF32, lane 4 g + t has columns t and
+// t + 4 of it, and of sums columns 2 t and 2 t + 1: here they are one key, so these keys are in another order.
+template <class T>
+__device__ inline void take_weights(left_operand<T>& a, const float* weights) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) a.x[n] = rounded_pair(weights[2 * n], weights[2 * n + 1], T());
+}
+__device__ inline void take_weights(left_operand<tf32>& a, const float* weights) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) a.x[n] = __float_as_uint(weights[n % 2 * 2 + n / 2]);
+  round_operand(a);
+}
+
+// Multiplies the weights with a block of values.
 template <class T, int Rows, int Columns, int Width, bool ByRows>
-__device__ inline void multiply_values(float* sums, const float* weights, const T* values, int stride) {
+__device__ inline void multiply_values(float* sums, const float* weights, const typename operand<T>::value* values,
+                                       int stride) {
+  constexpr int depth = operand<T>::depth;
 #pragma unroll
-  for (int k = 0; k < Columns; ++k) {
-    fragment<matrix_a, 16, 16, 16, T, row_major> a[Rows];
+  for (int k = 0; k < Columns * 16; k += depth) {
+    left_operand<T> a[Rows];
 #pragma unroll
-    for (int i = 0; i < Rows; ++i)
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const float* two = weights + (i * Columns + k) * 8 + 2 * n;
-        a[i].x[n] = rounded_pair(two[0], two[1], T());
-      }
-    add_products<T, Rows, Width, ByRows>(sums, a, values + k * 16 * (ByRows ? stride : 1), stride);
+    for (int i = 0; i < Rows; ++i) take_weights(a[i], weights + i * Columns * 8 + k / 2);
+    add_products<T, Rows, Width, ByRows, true>(sums, a, values + k * (ByRows ? stride : 1), stride);
   }
 }
 

@@ -20,16 +20,17 @@ from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, Cast, Evaluate, For, ForKind, IfThenElse, IterVar, PrimFunc, SeqStmt, Var
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.tir_nodes import find_all, op_name
+from core.job import TF32
 from core.trace import ONLINE_ATTENTION
+from search.sketches.attention import row_skews
 
 SIDE = 16
 WARP = 32
-# Padding of rows in shared memory, so that `ldmatrix` reads eight rows from different banks.
-SKEW = 8
 SHARED = "shared.dyn"
 # The types of operands in CUDA C.
-CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16"}
+CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16", TF32: "tensor_cores::tf32"}
 # Larger sizes don't fit the registers of any device, and would take minutes to compile.
 MAX_SIZE = 64
 # The float32 values of a fragment of 16 x 16 in each lane.
@@ -140,7 +141,8 @@ class Elementwise:
 @dataclass(frozen=True)
 class Attention:
     """The parts of an attention. `score` is f of the last block before the softmax, which reads the products
-    `scored`. A `by_rows` operand lies in memory as its rows are summed: [k, j].
+    `scored`. `operand` is the type of the multiplications, one of CUDA_TYPES. A `by_rows` operand lies in memory
+    as its rows are summed: [k, j].
     """
 
     query: Elementwise
@@ -150,6 +152,7 @@ class Attention:
     result: Elementwise
     score: Expr
     scored: Any
+    operand: str
     keys_by_rows: bool
     values_by_rows: bool
 
@@ -171,37 +174,45 @@ class Attention:
             result=result,
             score=softmax.score,
             scored=softmax.scored,
+            operand=of_scores.operand,
             keys_by_rows=of_scores.by_rows,
             values_by_rows=of_values.by_rows,
         )
-        if any(one.dtype not in CUDA_TYPES for one in (found.query, found.key, found.value)):
-            raise NoAttention("the operands of an attention are float16 or bfloat16")
+        if of_values.operand != of_scores.operand or found.operand not in CUDA_TYPES:
+            raise NoAttention(
+                f"both products of an attention are of {', '.join(CUDA_TYPES)}, not of {of_scores.operand} "
+                f"and {of_values.operand}"
+            )
         return found
 
 
 @dataclass(frozen=True)
 class _Product:
-    """The operands of C[s, i, j] += A[s, i, k] * B[s, k, j]; B is `by_rows` in this order, or [s, j, k]."""
+    """The operands of C[s, i, j] += A[s, i, k] * B[s, k, j]; B is `by_rows` in this order, or [s, j, k].
+    `operand` is their type, or TF32 if they are rounded to it.
+    """
 
     first: Any
     second: Any
+    operand: str
     by_rows: bool
 
     @classmethod
     def of(cls, block: SBlock) -> _Product:
         axes = [axis.var for axis in block.iter_vars]
-        loads = [
-            load
-            for load in find_all(block.body.value, TensorLoad)
-            if not load.source.same_as(block.writes[0].source)
-        ]
+        added = without_rounding(block.body.value)
+        product = added.b if isinstance(added, tirx.Add) else None
+        factors = [product.a, product.b] if isinstance(product, tirx.Mul) else []
+        loads = [one for one in map(_without_casts, factors) if isinstance(one, TensorLoad)]
         if len(axes) != 4 or len(loads) != 2 or any(len(load.indices) != 3 for load in loads):
             raise NoAttention(f"the block {block.name_hint} is no matrix product")
         _, i, _, k = axes
         first, second = loads if loads[0].indices[1].same_as(i) else loads[::-1]
-        if not first.indices[1].same_as(i) or not first.indices[2].same_as(k):
+        types = {str(load.ty.dtype) for load in loads}
+        if not first.indices[1].same_as(i) or not first.indices[2].same_as(k) or len(types) > 1:
             raise NoAttention(f"the block {block.name_hint} is no matrix product")
-        return cls(first.source, second.source, second.indices[1].same_as(k))
+        operand = TF32 if multiplies_rounded(block.body.value) else types.pop()
+        return cls(first.source, second.source, operand, second.indices[1].same_as(k))
 
 
 @dataclass(frozen=True)
@@ -294,14 +305,19 @@ class _Kernel:
         self._image = tirx.floordiv(self._block, self._blocks)
         self._first = tirx.floormod(self._block, self._blocks) * sizes.queries
         self._step = _index("step")
-        dtype = attention.query.dtype
-        self._type = CUDA_TYPES[dtype]
-        query_tile = (sizes.queries, SIDE * self._depth)
+        self._type = CUDA_TYPES[attention.operand]
         key_tile = (SIDE * self._depth, sizes.keys)
         value_tile = (sizes.keys, SIDE * self._width)
-        self._query_shared = _buffer("query", query_tile, dtype)
-        self._key_shared = _buffer("key", _ordered(key_tile, attention.keys_by_rows), dtype)
-        self._value_shared = _buffer("value", _ordered(value_tile, attention.values_by_rows), dtype)
+        tiles = (
+            (sizes.queries, SIDE * self._depth),
+            _ordered(key_tile, attention.keys_by_rows),
+            _ordered(value_tile, attention.values_by_rows),
+        )
+        skews = row_skews(attention.operand, attention.keys_by_rows, attention.values_by_rows)
+        self._query_tile, self._key_tile, self._value_tile = (
+            _Tile.of(name, rows, row, skew, attention.query.dtype)
+            for name, (rows, row), skew in zip(("query", "key", "value"), tiles, skews, strict=True)
+        )
         self._scores, self._sums, self._maxima, self._totals = (
             tirx.decl_buffer((count,), "float32", name, scope="local", layout=None)
             for name, count in (
@@ -317,8 +333,8 @@ class _Kernel:
         threads = _bound(self._lane, WARP, "threadIdx.x", SeqStmt(own))
         warps = _bound(self._warp, self._sizes.warps, "threadIdx.y", threads)
         grid = _bound(self._block, self._images * self._blocks, "blockIdx.x", warps)
-        shared = [self._query_shared, self._key_shared, self._value_shared]
-        return _block("root", grid, [], [], [*shared, self._scores, self._sums, self._maxima, self._totals])
+        kept = [self._scores, self._sums, self._maxima, self._totals]
+        return _block("root", grid, [], [], [*self._shared, *kept])
 
     def _begin(self) -> SBlockRealize:
         started = [(self._sums, 0.0), (self._totals, 0.0), (self._maxima, -math.inf)]
@@ -327,7 +343,7 @@ class _Kernel:
 
     def _fetch_queries(self) -> SBlockRealize:
         lanes = self._sizes.query_lanes
-        return self._fetch(self._attention.query, self._query_shared, (self._first, _zero()), lanes)
+        return self._fetch(self._attention.query, self._query_tile, (self._first, _zero()), lanes)
 
     def _over_keys(self) -> For:
         """Return the loop over blocks of keys."""
@@ -336,18 +352,16 @@ class _Kernel:
         key_at = _ordered((_zero(), first), attention.keys_by_rows)
         value_at = _ordered((first, _zero()), attention.values_by_rows)
         steps = [
-            self._fetch(attention.key, self._key_shared, key_at, sizes.key_lanes),
-            self._fetch(attention.value, self._value_shared, value_at, sizes.value_lanes),
+            self._fetch(attention.key, self._key_tile, key_at, sizes.key_lanes),
+            self._fetch(attention.value, self._value_tile, value_at, sizes.value_lanes),
             self._attend(first),
         ]
         count = -(-self._keys // sizes.keys)
         annotations: dict[str, Any] = {}
         if sizes.stages > 1:
-            # TVM counts the statements of the last block one by one.
-            computed = len(steps[-1].block.body)
             annotations = {
-                "software_pipeline_stage": [0, 0, *[sizes.stages - 1] * computed],
-                "software_pipeline_order": list(range(2 + computed)),
+                "software_pipeline_stage": [0, 0, sizes.stages - 1],
+                "software_pipeline_order": [0, 1, 2],
                 "software_pipeline_async_stages": [0],
             }
         return For(self._step, 0, count, ForKind.SERIAL, SeqStmt(steps), annotations=annotations)
@@ -361,8 +375,8 @@ class _Kernel:
                 "multiply_keys",
                 [self._type, *counts, self._depth, attention.keys_by_rows],
                 self._scores.access_ptr("rw"),
-                *_tile_of(self._query_shared),
-                *_tile_of(self._key_shared),
+                *self._query_tile.arguments,
+                *self._key_tile.arguments,
             ),
             *self._scored(first),
             _called(
@@ -375,12 +389,14 @@ class _Kernel:
                 [self._type, *counts, self._width, attention.values_by_rows],
                 self._sums.access_ptr("rw"),
                 self._scores.access_ptr("r"),
-                *_tile_of(self._value_shared),
+                *self._value_tile.arguments,
             ),
         ]
-        shared = [self._query_shared, self._key_shared, self._value_shared]
         kept = [self._scores, self._sums, self._maxima, self._totals]
-        return _block("attend", SeqStmt(statements), [*shared, *kept], kept)
+        used = [*self._shared, *kept]
+        # TVM's pipeline counts the statements of a block, but not those of a block inside it. It may have
+        # removed some of them: scores that are neither scaled nor masked.
+        return _block("attend", _block("attend_keys", SeqStmt(statements), used, kept), used, kept)
 
     def _scored(self, first: Expr) -> list[BufferStore]:
         """Scale and mask the scores. Keys beyond the last have no weight."""
@@ -440,6 +456,10 @@ class _Kernel:
         return found
 
     @property
+    def _shared(self) -> list[Any]:
+        return [tile.buffer for tile in (self._query_tile, self._key_tile, self._value_tile)]
+
+    @property
     def _has_more_rows(self) -> bool:
         return self._queries % self._sizes.queries != 0
 
@@ -451,37 +471,54 @@ class _Kernel:
         column = tirx.floormod(self._lane, 4) * 2
         return row + (SIDE * i + value // 2 % 2 * 8), column + (SIDE * j + value // 4 * 8 + value % 2)
 
-    def _fetch(self, copied: Elementwise, target: Any, first: Index, lanes: int) -> SBlockRealize:
+    def _fetch(self, copied: Elementwise, tile: _Tile, first: Index, lanes: int) -> SBlockRealize:
         """Fetch a tile with all threads of the block. Elements beyond the operand are zero.
 
         for n: for v in T.vectorized(lanes): A_shared[i, j] = A[s, first + i, first + j] if inside else 0
         """
-        rows, row = (int(extent) for extent in target.ty.shape)
-        row -= SKEW
         threads = self._sizes.warps * WARP
-        vectors = rows * row // lanes
+        vectors = tile.rows * tile.row // lanes
         step, lane = _index("n"), _index("v")
         flat = step * threads + self._warp * WARP + self._lane
-        i = tirx.floordiv(flat * lanes, row)
-        start = tirx.floormod(flat * lanes, row)
+        i = tirx.floordiv(flat * lanes, tile.row)
+        start = tirx.floormod(flat * lanes, tile.row)
         at = [first[0] + i, first[1] + start + lane]
         value = copied.value([self._image, *at])
         inside = [
             index < extent
-            for index, extent, tile in zip(
-                (first[0] + i, first[1] + start), copied.extents[1:], (rows, row), strict=True
+            for index, extent, whole in zip(
+                (first[0] + i, first[1] + start), copied.extents[1:], (tile.rows, tile.row), strict=True
             )
-            if extent % tile
+            if extent % whole
         ]
         if inside:
             zero = tirx.const(0, copied.dtype)
             value = tirx.if_then_else(tirx.all(*inside), value, zero)
-        store = BufferStore(target, value, [i, start + lane])
+        store = BufferStore(tile.buffer, value, [i, start + lane])
         vector = For(lane, 0, lanes, ForKind.VECTORIZED, store) if lanes > 1 else _at_zero(store, lane)
         own = _guarded(vector, [flat < vectors] if vectors % threads else [])
         loop = For(step, 0, -(-vectors // threads), ForKind.SERIAL, own)
         reads = [load.source for load in find_all(copied.block.body.value, TensorLoad)]
-        return _block(f"fetch_{target.name}", loop, reads, [target])
+        return _block(f"fetch_{tile.buffer.name}", loop, reads, [tile.buffer])
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A part of an operand in shared memory: rows of `row` elements, and padding between them."""
+
+    buffer: Any
+    rows: int
+    row: int
+
+    @classmethod
+    def of(cls, name: str, rows: int, row: int, skew: int, dtype: str) -> _Tile:
+        buffer = tirx.decl_buffer((rows, row + skew), dtype, name, scope=SHARED, layout=None)
+        return cls(buffer, rows, row)
+
+    @property
+    def arguments(self) -> tuple[Expr, int]:
+        """A pointer to the tile, and the distance of its rows."""
+        return self.buffer.access_ptr("r"), int(self.buffer.ty.shape[1])
 
 
 def _index(name: str) -> Var:
@@ -494,16 +531,6 @@ def _zero() -> Expr:
 
 def _ordered(pair: tuple[Any, Any], by_rows: bool) -> tuple[Any, Any]:
     return pair if by_rows else pair[::-1]
-
-
-def _buffer(name: str, tile: tuple[int, int], dtype: str) -> Any:
-    rows, row = tile
-    return tirx.decl_buffer((rows, row + SKEW), dtype, name, scope=SHARED, layout=None)
-
-
-def _tile_of(buffer: Any) -> tuple[Expr, int]:
-    """Return a pointer to a tile and the distance of its rows."""
-    return buffer.access_ptr("r"), int(buffer.ty.shape[1])
 
 
 def _is_local(load: TensorLoad) -> bool:

@@ -43,6 +43,10 @@ SUM_FACTOR = 4.0
 # errors accumulate. An H100 keeps two more bits of each term, and adds 8 terms of 16 bits in a step.
 DEPTH = 4
 TRUNCATIONS = (DEPTH + 2) / DEPTH  # for each term of a sum
+# The factors of an attention's second product are a softmax's weights. An online softmax rounds them to TF32
+# before it divides them by their sum. So two right programs differ in each by up to this epsilon, with any
+# sign.
+TF32_EPSILON = 2.0**-10
 # Dot products of bfloat16 round to nearest, so the bound of other sums holds for them. They replace subnormal
 # operands, products and sums by zero ("Intel 64 and IA-32 Architectures Software Developer's Manual",
 # VDPBF16PS). Each term loses at most two numbers below the smallest normal one. This holds because inputs
@@ -86,10 +90,13 @@ class Rounding:
             relative = (2 + 4 * sqrt(4608)) * 2**-23 + 1 * 2**-23
         """
         relative = floor = flushed = 0.0
+        inexact = _inexact_buffers(function)
         for block in find_all(function.body, SBlock):
             if find_all(block.body, SBlock):
                 continue
             terms = reduced(block)
+            if terms > 1 and _rounds_any(block, inexact):
+                relative += SUM_FACTOR * TF32_EPSILON
             is_of_halves = terms > 1 and _may_be_truncated(block)
             truncations = TRUNCATIONS * terms if is_of_halves else 0.0
             flushed += FLUSHED * terms if is_of_halves else 0.0
@@ -198,6 +205,30 @@ def reduced(block: SBlock) -> int:
     """Return the number of terms that a block reduces into each result; 1 without a reduction."""
     axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
     return math.prod(int(axis.dom.extent) for axis in axes)
+
+
+def _inexact_buffers(function: tirx.PrimFunc) -> set[Any]:
+    """Return the buffers of floats that are computed from sums, so that right programs may differ in them."""
+    found: set[Any] = set()
+    for block in find_all(function.body, SBlock):  # in the order of computation
+        if find_all(block.body, SBlock):
+            continue
+        sums = reduced(block) > 1
+        for store in find_all(block.body, tirx.BufferStore):
+            loaded = {load.source for load in find_all(store.value, ir.TensorLoad)} - {store.buffer}
+            if is_float(store.buffer.ty.dtype) and (sums or loaded & found):
+                found.add(store.buffer)
+    return found
+
+
+def _rounds_any(block: SBlock, buffers: set[Any]) -> bool:
+    """Return whether a block multiplies values of these buffers, rounded to TF32."""
+    return any(
+        load.source in buffers and not load.source.same_as(store.buffer)
+        for store in find_all(block.body, tirx.BufferStore)
+        if multiplies_rounded(store.value)
+        for load in find_all(store.value, ir.TensorLoad)
+    )
 
 
 def _may_be_truncated(block: SBlock) -> bool:

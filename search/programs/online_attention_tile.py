@@ -11,7 +11,7 @@ from core.device import Gpu
 from search.dag import extent_of
 from search.programs.attention_tile import AttentionTile
 from search.programs.program import Population
-from search.sketches.attention import tensor_attention
+from search.sketches.attention import row_skews, tensor_attention
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import SIDE, MatrixProduct, axes_of
@@ -19,8 +19,6 @@ from search.sketches.tensor_core import SIDE, MatrixProduct, axes_of
 # The fragments of queries of a warp, and of keys between two fetches.
 ONLINE_ROWS = (1, 2)
 ONLINE_COLUMNS = (1, 2, 4, 8)
-# The elements by which rows in shared memory are padded, so that `ldmatrix` reads different banks.
-SKEW = 8
 # A lane's values of a fragment, and its registers besides scores and weighted values: operands, addresses,
 # maxima and sums.
 OF_LANE, OTHER_REGISTERS = 8, 56
@@ -93,22 +91,32 @@ class OnlineAttentionTile:
     @property
     def shared_bytes(self) -> Ints:
         """The shared memory of a block: its queries, and tiles of keys and values."""
-        key_rows, key_row = (
-            (self.depth, self.keys) if self.of_scores.second_by_rows else (self.keys, self.depth)
-        )
-        value_rows, value_row = (
-            (self.keys, self.columns) if self.of_values.second_by_rows else (self.columns, self.keys)
-        )
-        of_step = key_rows * (key_row + SKEW) + value_rows * (value_row + SKEW)
-        elements = self.queries * (self.depth + SKEW) + self.chosen("stages") * of_step
-        return np.asarray(elements * self.sizes.operand_bytes)
+        chosen = self.queries, self.keys, self.chosen("stages")
+        return _shared_bytes(self.sizes, self.of_scores, self.of_values, *chosen)
 
 
-def fits_registers(sizes: AttentionTile, gpu: Gpu) -> bool:
+def fits_registers(sizes: AttentionTile, of_scores: MatrixProduct, of_values: MatrixProduct, gpu: Gpu) -> bool:
     """Return whether registers and the shared memory of a block suffice for the smallest tile."""
     one = np.ones((), dtype=np.int64)
-    shared = SIDE * (2 * _whole(sizes.depth) + _whole(sizes.width) + 3 * SKEW) * sizes.operand_bytes
-    return bool(_registers(sizes, one, one) <= MAX_REGISTERS) and shared <= gpu.dynamic_shared_bytes
+    shared = _shared_bytes(sizes, of_scores, of_values, SIDE * one, SIDE * one, one)
+    return bool(_registers(sizes, one, one) <= MAX_REGISTERS) and bool(shared <= gpu.dynamic_shared_bytes)
+
+
+def _shared_bytes(
+    sizes: AttentionTile,
+    of_scores: MatrixProduct,
+    of_values: MatrixProduct,
+    queries: Ints,
+    keys: Ints,
+    stages: Ints,
+) -> Ints:
+    depth, width = _whole(sizes.depth), _whole(sizes.width)
+    by_rows = of_scores.second_by_rows, of_values.second_by_rows
+    of_query, of_key, of_value = row_skews(of_scores.operand, *by_rows)
+    key_rows, key_row = (depth, keys) if by_rows[0] else (keys, depth)
+    value_rows, value_row = (keys, width) if by_rows[1] else (width, keys)
+    of_step = key_rows * (key_row + of_key) + value_rows * (value_row + of_value)
+    return np.asarray((queries * (depth + of_query) + stages * of_step) * sizes.operand_bytes)
 
 
 def _registers(sizes: AttentionTile, rows: Ints, columns: Ints) -> Ints:

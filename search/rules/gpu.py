@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from core.job import TF32
 from search.dag import Dag, Node, extent_of
 from search.programs.attention_tile import AttentionTile
 from search.programs.online_attention_tile import fits_registers
@@ -297,8 +298,8 @@ def _starts_tensor_attention(state: State) -> bool:
 
 
 def _starts_online_attention(state: State) -> bool:
-    """Return whether an attention ends here whose products tensor cores compute in float16 or bfloat16, and
-    whose weights are a softmax, computed in float32. A warp's registers must hold 16 queries.
+    """Return whether an attention ends here whose products tensor cores compute in float16, bfloat16 or TF32,
+    and whose weights are a softmax, computed in float32. A warp's registers must hold 16 queries.
     """
     gpu = state.device.gpu
     found = attention_of(state.dag, state.current) if state.is_output else None
@@ -306,11 +307,11 @@ def _starts_online_attention(state: State) -> bool:
         return False
     products = attention_products(state.dag, found, gpu, is_grouped=True)
     operands = {product.operand for product in products or ()}
-    if products is None or len(operands) != 1 or not operands <= {"float16", "bfloat16"}:
+    if products is None or len(operands) != 1 or not operands <= {"float16", "bfloat16", TF32}:
         return False
     softmax = {state.dag.buffer[node.write.buffer].dtype for node in (found.stored, *found.sums)}
     tile = AttentionTile.of(state.dag, found)
-    return softmax == {"float32"} and fits_registers(tile, gpu)
+    return softmax == {"float32"} and fits_registers(tile, *products, gpu)
 
 
 def _attention_operands(state: State) -> tuple[str, ...]:

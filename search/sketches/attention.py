@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.device import Gpu
+from core.job import TF32
 from search.dag import Dag, Node
 from search.sketches.location import aligned_axes
 from search.sketches.predicates import elementwise_consumer, needs_tiling
@@ -114,6 +115,16 @@ def tensor_attention(
     products = attention_products(dag, found, gpu, is_grouped)
     assert products is not None, "tensor cores compute both products"
     return found, *products
+
+
+def row_skews(operand: str, keys_by_rows: bool, values_by_rows: bool) -> tuple[int, int, int]:
+    """Return the elements by which rows of queries, keys and values in shared memory are padded, so that lanes
+    read different banks. `ldmatrix` reads eight rows at once, of 16 bytes each. It can't transpose TF32: lanes
+    read one or two values of four rows.
+    """
+    if operand == TF32:
+        return 4, 8 if keys_by_rows else 4, 4 if values_by_rows else 8
+    return 8, 8, 8
 
 
 def common_rows(dag: Dag, output: Node, members: Sequence[Node]) -> tuple[int, ...]:

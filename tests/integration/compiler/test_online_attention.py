@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from numpy.typing import NDArray
 from tvm import te, topi
 
 from compiler.codegen.nvcc import compile_cubin
 from compiler.codegen.online_attention import NoAttention, write_attention
 from compiler.lowering.trace import apply_trace, lower
+from compiler.measuring.expected import Expected
+from compiler.measuring.rounding import Rounding
+from compiler.precision import tf32
 from compiler.reading.subgraph import read_dag
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -22,11 +27,13 @@ from tests.choices import choose
 from tests.cuda_emulator.emulator import compile_batch, host_code
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
+from tests.floats import in_tf32
 from tests.gpu_programs import TARGET, Candidate, compiled, failures
-from tests.imported_cases import AttentionOfHalves, GroupedAttention
+from tests.imported_cases import AttentionInTf32, AttentionOfHalves, GroupedAttention
 from tests.suite import Case
 
 pytestmark = pytest.mark.slow
+DTYPES = {AttentionOfHalves: "float16", AttentionInTf32: "float32"}
 
 
 def _sketch(module: tvm.IRModule) -> Sketch:
@@ -69,6 +76,11 @@ def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
             id="grouped heads",
         ),
         pytest.param(
+            AttentionInTf32("attention", (2, 19, 83, 40, True)),
+            [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
+            id="TF32",
+        ),
+        pytest.param(
             AttentionOfHalves("attention", (3, 64, 64, 64, False), dtype="float16"),
             [_tile(4, 1, 2, 2), _tile(2, 2, 4, 1)],
             id="whole tiles",
@@ -81,15 +93,87 @@ def test_the_kernel_agrees_with_the_attention(case: Case, tiles: list[dict[str, 
     assert not wrong, "\n\n".join(map(str, wrong))
 
 
+def _in_float32(value: Any) -> Any:
+    return value.astype("float32")
+
+
+@dataclass(frozen=True)
+class Ordered(Case):
+    """An attention without a mask. Its shape is heads, queries, keys, width, and whether the keys and the values
+    lie in memory as the rows of a matrix product's right operand. TF32 stands for float32 in this type.
+    """
+
+    def __str__(self) -> str:
+        return f"ordered {super().__str__()}"
+
+    def module(self) -> tvm.IRModule:
+        heads, queries, keys, width, *by_rows = self.shape
+        dtype = "float32" if self.dtype == "tf32" else self.dtype
+        take = tf32.rounded if self.dtype == "tf32" else _in_float32
+        shapes = [(width, keys), (keys, width)]
+        shapes = [shape if by_row else shape[::-1] for shape, by_row in zip(shapes, by_rows, strict=True)]
+        query = te.placeholder((heads, queries, width), dtype, "query")
+        key, value = (
+            te.placeholder((heads, *shape), dtype, name)
+            for name, shape in zip(("key", "value"), shapes, strict=True)
+        )
+        d, t = te.reduce_axis((0, width), "d"), te.reduce_axis((0, keys), "t")
+        scores = te.compute(
+            (heads, queries, keys),
+            lambda h, i, j: te.sum(
+                take(query[h, i, d]) * take(key[(h, d, j) if by_rows[0] else (h, j, d)]), axis=[d]
+            ),
+            name="scores",
+        )
+        weights = topi.nn.softmax(scores)
+        weights = weights if dtype == "float32" else topi.cast(weights, dtype)
+        values = te.compute(
+            (heads, queries, width),
+            lambda h, i, c: te.sum(
+                take(weights[h, i, t]) * take(value[(h, t, c) if by_rows[1] else (h, c, t)]), axis=[t]
+            ),
+            name="values",
+        )
+        values = values if dtype == "float32" else topi.cast(values, dtype)
+        function = te.create_prim_func([query, key, value, topi.transpose(values, (1, 0, 2))])
+        return tvm.IRModule({"main": function.with_attr("tirx.noalias", True)})
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        taken = [in_tf32(one) if self.dtype == "tf32" else one for one in inputs]
+        query, key, value = (one.astype(np.float64) for one in taken)
+        keys_by_rows, values_by_rows = self.shape[-2:]
+        scores = query @ (key if keys_by_rows else key.transpose(0, 2, 1))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.asarray(
+            (weights @ (value if values_by_rows else value.transpose(0, 2, 1))).transpose(1, 0, 2)
+        )
+
+    def difference(self, actual: NDArray[Any], expected: NDArray[Any]) -> str:
+        rounding = Rounding.of(self.module()["main"])
+        return Expected.of(expected.astype(actual.dtype), None, rounding).difference(actual)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "tf32"])
+@pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
+def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
+    case = Ordered("attention", (1, 20, 40, 24, *by_rows), dtype=dtype)
+    wrong = failures([_compiled(case, tile) for tile in (_tile(1, 2, 2, 1), _tile(2, 1, 1, 2))])
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
 @pytest.mark.parametrize(
     "masked", [slice(0, 20), slice(20, None), slice(None)], ids=["first keys", "last keys", "all keys"]
 )
-def test_nan_stays_in_its_query_and_infinite_masks_hide_keys(masked: slice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [AttentionOfHalves, AttentionInTf32])
+def test_nan_stays_in_its_query_and_infinite_masks_hide_keys(
+    kind: type[AttentionOfHalves], masked: slice, tmp_path: Path
+) -> None:
     """A block of keys that are all hidden comes first, last or alone. Scores grow from block to block."""
-    case = AttentionOfHalves("attention", (1, 18, 50, 16, True), dtype="float16")
+    case = kind("attention", (1, 18, 50, 16, True), dtype=DTYPES[kind])
     found = _compiled(case, _tile(1, 2, 1, 2))
     query, key, mask, value, result = case.arguments()
-    key *= np.linspace(0.5, 4, 50).astype("float16")
+    key *= np.linspace(0.5, 4, 50).astype(key.dtype)
     mask[..., masked] = -np.inf
     query[0, 0, 3, 0] = np.nan
     with np.errstate(invalid="ignore"):
@@ -118,6 +202,23 @@ def test_scores_stay_in_registers(dtype: str, tmp_path: Path) -> None:
     assert not {"STL", "LDL"} & set(counts), "nothing lies in local memory"
     # Vectors of 8 elements by 128 threads.
     assert counts["STS"] == 64 * 64 // 8 // 128, "only queries are stored to shared memory"
+
+
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> None:
+    found = _compiled(AttentionInTf32("attention", (12, 64, 2048, 64, True)), _tile(4, 1, 4, 2))
+    assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in found.source
+    cubin, resources = compile_cubin(found.source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    (tmp_path / "cubin").write_bytes(cubin)
+    counts = instructions(tmp_path / "cubin")
+    assert {"LDSM", "HMMA", "LDGSTS", "SHFL"} <= set(counts)
+    # 2 products of 64 x 64 keys in each warp, each of 16 x 8 x 8.
+    assert counts["HMMA"] >= 2 * 8 * 8
+    assert not {"STL", "LDL"} & set(counts), "nothing lies in local memory"
+    # Vectors of 4 elements by 128 threads.
+    assert counts["STS"] == 64 * 64 // 4 // 128, "only queries are stored to shared memory"
 
 
 def _attention(weigh: Callable[[Any], Any]) -> tvm.IRModule:

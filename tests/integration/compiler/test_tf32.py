@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from search.sketches.stage import StageKind
 from tests.compiled import build_module
 from tests.devices import GPU
 from tests.floats import in_tf32
+from tests.imported_cases import AttentionInTf32
 from tests.onnx_models import Builder
 
 TURING = json.dumps({**json.loads(GPU.target), "arch": "sm_75"})
@@ -221,6 +222,58 @@ def test_a_wrong_product_is_caught_in_spite_of_the_truncation(
     if fault == "one sum swapped":
         found[3, 4], found[3, 5] = found[3, 5], found[3, 4]
     assert Expected.of(exact.astype(np.float32), None, rounding).difference(found)
+
+
+@pytest.fixture(scope="module")
+def attention() -> tuple[Rounding, NDArray[np.float64], NDArray[np.float64]]:
+    """The roundings of an attention in TF32, its scores and its values."""
+    function = AttentionInTf32("attention", (4, 128, 256, 32, False)).module()["main"]
+    query, key, value = InputKind.ORDINARY.arrays(parameters(function)[:3])
+    query, key, value = (in_tf32(one)[0].astype(np.float64) for one in (query, key, value))
+    return Rounding.of(function), query @ key * 0.25, value
+
+
+def _attended(
+    scores: NDArray[np.float64], values: NDArray[np.float64], rounds: Callable[[Any], Any], is_online: bool
+) -> NDArray[np.float32]:
+    """Weigh values. An online softmax rounds weights before it divides them by their sum."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1, keepdims=True)
+    if is_online:
+        return np.asarray(rounds(weights.astype(np.float32)) @ values / total, dtype=np.float32)
+    return np.asarray(rounds((weights / total).astype(np.float32)) @ values, dtype=np.float32)
+
+
+def test_weights_may_be_rounded_before_they_are_divided(
+    attention: tuple[Rounding, NDArray[np.float64], NDArray[np.float64]],
+) -> None:
+    rounding, scores, values = attention
+    expected, found = (_attended(scores, values, in_tf32, is_online) for is_online in (False, True))
+    assert not np.array_equal(expected, found)
+    assert not Expected.of(expected, None, rounding).difference(found)
+
+
+@pytest.mark.parametrize("fault", ["a key left out", "a key twice", "a neighbour's value", "bfloat16"])
+def test_a_wrong_attention_is_caught_in_spite_of_rounded_weights(
+    attention: tuple[Rounding, NDArray[np.float64], NDArray[np.float64]], fault: str
+) -> None:
+    rounding, scores, values = attention
+    expected, wrong_scores, wrong_values = (
+        _attended(scores, values, in_tf32, False),
+        scores.copy(),
+        values.copy(),
+    )
+    rounds: Callable[[Any], Any] = in_tf32
+    if fault == "a key left out":
+        wrong_scores[..., 100] = -np.inf
+    elif fault == "a key twice":
+        wrong_scores[..., 100] += np.log(2)
+    elif fault == "a neighbour's value":
+        wrong_values[..., 100, :] = wrong_values[..., 99, :]
+    else:
+        rounds = lambda weights: weights.astype(ml_dtypes.bfloat16).astype(np.float32)  # noqa: E731
+    found = _attended(wrong_scores, wrong_values, rounds, True)
+    assert Expected.of(expected, None, rounding).difference(found)
 
 
 CHAINED = """

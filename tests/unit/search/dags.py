@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from core.device import Device
+from core.job import TF32
 from search.dag import Dag, Node
 from tests.unit.search.builders import dag, node
 
@@ -198,6 +200,14 @@ def attention_of_halves(heads: int = 2, length: int = 32, size: int = 16, dtype:
     nodes = [*_attention(heads, length, size), joined]
     operands = _operands(heads, length, size)
     return dag(operands, nodes, dtypes=dict.fromkeys((*operands, "weights", "joined"), dtype))
+
+
+def attention_in_tf32(heads: int = 2, length: int = 32, size: int = 16) -> Dag:
+    """A joined attention of float32, with the factors of both products rounded to TF32."""
+    graph = joined_attention(heads, length, size)
+    products = ("scores", "attention")
+    nodes = (replace(one, rounds_to=TF32) if one.name in products else one for one in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _operands(heads: int, length: int, size: int) -> dict[str, tuple[int, ...]]:
@@ -457,6 +467,7 @@ DAGS: dict[str, Callable[[], Dag]] = {
     "attention": attention,
     "joined_attention": joined_attention,
     "attention_of_halves": attention_of_halves,
+    "attention_in_tf32": attention_in_tf32,
     "norm": norm,
     "argmax": argmax,
     "add_relu": add_relu,
