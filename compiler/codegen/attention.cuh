@@ -156,6 +156,73 @@ __device__ inline void multiply_values(float* sums, const float* weights, const 
   }
 }
 
+// The same without tensor cores, in float32. Of every 16 x 16 scores or sums, lane 4 g + t holds columns 4 t to 4 t + 3
+// of rows g and g + 8, and computes them by itself.
+
+// Adds the products of four columns of a left operand, of which the lane has two rows for each of `Rows`, and four rows
+// of a right operand.
+template <int Rows, int Columns, bool ByRows>
+__device__ inline void add_four_products(float* sums, const float (&a)[2 * Rows][4], const float* second, int stride) {
+#pragma unroll
+  for (int j = 0; j < Columns; ++j) {
+    const float* own = second + (j * 16 + lane() % 4 * 4) * (ByRows ? 1 : stride);
+    float b[4][4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      float4 four = *(const float4*)(own + n * stride);
+      b[ByRows ? n : 0][ByRows ? 0 : n] = four.x;
+      b[ByRows ? n : 1][ByRows ? 1 : n] = four.y;
+      b[ByRows ? n : 2][ByRows ? 2 : n] = four.z;
+      b[ByRows ? n : 3][ByRows ? 3 : n] = four.w;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+      for (int row = 0; row < 2 * Rows; ++row)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          sums[(row / 2 * Columns + j) * 8 + n / 2 * 4 + row % 2 * 2 + n % 2] += a[row][k] * b[k][n];
+  }
+}
+
+template <int Rows, int Columns, int Depth, bool ByRows>
+__device__ inline void multiply_keys_in_lanes(float* scores, const float* queries, int query_stride, const float* keys,
+                                              int stride) {
+  const float* own = queries + (threadIdx.y * Rows * 16 + lane() / 4) * query_stride;
+#pragma unroll
+  for (int i = 0; i < Rows * Columns * 8; ++i) scores[i] = 0;
+#pragma unroll 2
+  for (int k = 0; k < Depth * 16; k += 4) {
+    float a[2 * Rows][4];
+#pragma unroll
+    for (int row = 0; row < 2 * Rows; ++row) {
+      float4 four = *(const float4*)(own + row * 8 * query_stride + k);
+      a[row][0] = four.x;
+      a[row][1] = four.y;
+      a[row][2] = four.z;
+      a[row][3] = four.w;
+    }
+    add_four_products<Rows, Columns, ByRows>(scores, a, keys + k * (ByRows ? stride : 1), stride);
+  }
+}
+
+template <int Rows, int Columns, int Width, bool ByRows>
+__device__ inline void multiply_values_in_lanes(float* sums, const float* weights, const float* values, int stride) {
+#pragma unroll
+  for (int j = 0; j < Columns; ++j)
+#pragma unroll 1
+    for (int owner = 0; owner < 4; ++owner) {
+      float a[2 * Rows][4];
+#pragma unroll
+      for (int row = 0; row < 2 * Rows; ++row)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          a[row][n] = __shfl_sync(
+              0xffffffffu, weights[(row / 2 * Columns + j) * 8 + n / 2 * 4 + row % 2 * 2 + n % 2], owner, 4);
+      add_four_products<Rows, Width, ByRows>(sums, a, values + (j * 16 + owner * 4) * (ByRows ? stride : 1), stride);
+    }
+}
+
 // Divides the weighted values by the sums of their weights. Four lanes have parts of such a sum.
 template <int Rows, int Width>
 __device__ inline void divide_by_totals(float* sums, const float* totals) {

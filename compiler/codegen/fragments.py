@@ -27,7 +27,7 @@ _WMMA, _OURS = "nvcuda::wmma::", "tensor_cores::"
 _WMMA_HEADER = re.compile(r"#include <mma\.h>\n")
 _FUNCTIONS = Path(__file__).with_name("fragments.cuh").read_text()
 _ATTENTION = Path(__file__).with_name("attention.cuh").read_text()
-_CALLS_ATTENTION = f"{_OURS}multiply_keys<"
+_CALLS_ATTENTION = f"{_OURS}weigh_scores<"
 
 
 def declare_as_halves(module: tvm.IRModule) -> tvm.IRModule:

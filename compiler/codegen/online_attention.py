@@ -23,13 +23,14 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.tir_nodes import find_all, op_name
 from core.job import TF32
+from core.profile import FLOAT32
 from core.trace import ONLINE_ATTENTION
 from search.sketches.attention import row_skews
 
 SIDE = 16
 WARP = 32
 SHARED = "shared.dyn"
-# The types of operands in CUDA C.
+# The types of operands of tensor cores in CUDA C. Other cores multiply float32.
 CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16", TF32: "tensor_cores::tf32"}
 # Larger sizes don't fit the registers of any device, and would take minutes to compile.
 MAX_SIZE = 64
@@ -141,8 +142,8 @@ class Elementwise:
 @dataclass(frozen=True)
 class Attention:
     """The parts of an attention. `score` is f of the last block before the softmax, which reads the products
-    `scored`. `operand` is the type of the multiplications, one of CUDA_TYPES. A `by_rows` operand lies in memory
-    as its rows are summed: [k, j].
+    `scored`. `operand` is the type of the multiplications, float32 or one of CUDA_TYPES. A `by_rows` operand
+    lies in memory as its rows are summed: [k, j].
     """
 
     query: Elementwise
@@ -178,10 +179,10 @@ class Attention:
             keys_by_rows=of_scores.by_rows,
             values_by_rows=of_values.by_rows,
         )
-        if of_values.operand != of_scores.operand or found.operand not in CUDA_TYPES:
+        if of_values.operand != of_scores.operand or found.operand not in (FLOAT32, *CUDA_TYPES):
             raise NoAttention(
-                f"both products of an attention are of {', '.join(CUDA_TYPES)}, not of {of_scores.operand} "
-                f"and {of_values.operand}"
+                f"both products of an attention are of float32, {', '.join(CUDA_TYPES)}, not of "
+                f"{of_scores.operand} and {of_values.operand}"
             )
         return found
 
@@ -305,7 +306,10 @@ class _Kernel:
         self._image = tirx.floordiv(self._block, self._blocks)
         self._first = tirx.floormod(self._block, self._blocks) * sizes.queries
         self._step = _index("step")
-        self._type = CUDA_TYPES[attention.operand]
+        # In float32, lanes compute products by themselves.
+        self._in_lanes = attention.operand == FLOAT32
+        self._products = "_in_lanes" if self._in_lanes else ""
+        self._types = [] if self._in_lanes else [CUDA_TYPES[attention.operand]]
         key_tile = (SIDE * self._depth, sizes.keys)
         value_tile = (sizes.keys, SIDE * self._width)
         tiles = (
@@ -372,8 +376,8 @@ class _Kernel:
         counts = [sizes.rows, sizes.columns]
         statements = [
             _called(
-                "multiply_keys",
-                [self._type, *counts, self._depth, attention.keys_by_rows],
+                f"multiply_keys{self._products}",
+                [*self._types, *counts, self._depth, attention.keys_by_rows],
                 self._scores.access_ptr("rw"),
                 *self._query_tile.arguments,
                 *self._key_tile.arguments,
@@ -385,8 +389,8 @@ class _Kernel:
                 *(one.access_ptr("rw") for one in (self._scores, self._sums, self._maxima, self._totals)),
             ),
             _called(
-                "multiply_values",
-                [self._type, *counts, self._width, attention.values_by_rows],
+                f"multiply_values{self._products}",
+                [*self._types, *counts, self._width, attention.values_by_rows],
                 self._sums.access_ptr("rw"),
                 self._scores.access_ptr("r"),
                 *self._value_tile.arguments,
@@ -468,8 +472,10 @@ class _Kernel:
         fragment, value = divmod(number, OF_LANE)
         i, j = divmod(fragment, columns)
         row = self._warp * (SIDE * self._sizes.rows) + tirx.floordiv(self._lane, 4)
-        column = tirx.floormod(self._lane, 4) * 2
-        return row + (SIDE * i + value // 2 % 2 * 8), column + (SIDE * j + value // 4 * 8 + value % 2)
+        # A lane's four columns are neighbours, or two pairs of neighbours.
+        of_lane, of_pair = (4, 2) if self._in_lanes else (2, 8)
+        column = tirx.floormod(self._lane, 4) * of_lane
+        return row + (SIDE * i + value // 2 % 2 * 8), column + (SIDE * j + value // 4 * of_pair + value % 2)
 
     def _fetch(self, copied: Elementwise, tile: _Tile, first: Index, lanes: int) -> SBlockRealize:
         """Fetch a tile with all threads of the block. Elements beyond the operand are zero.

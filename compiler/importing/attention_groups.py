@@ -8,6 +8,7 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
 from compiler.constants.fold import static_shape
+from core.profile import FLOAT32
 from search.sketches.tensor_core import SIDE, TENSOR_SINCE
 from search.sketches.variables import MAX_INNERMOST
 
@@ -15,7 +16,7 @@ from search.sketches.variables import MAX_INNERMOST
 LANES = range(8, MAX_INNERMOST + 1)
 # With fewer keys, the scores of all queries stay in the caches, and the three subgraphs are as fast.
 MIN_KEYS = 512
-# A block of a GPU's kernel without tensor cores keeps the scores of its queries in shared memory.
+# A block of a GPU's kernel without an online softmax keeps the scores of its queries in shared memory.
 MAX_KEYS_ON_GPU = 1024
 # A step of a decoder has a query for each head. Its products read each key once.
 MIN_QUERIES = 16
@@ -34,17 +35,17 @@ def fuse_attention(module: tvm.IRModule, capability: int) -> tvm.IRModule:
         gv = attention(query, key, value)
 
     Sketches compute it a block of queries at a time (search.sketches.attention_blocks), on a GPU also in one
-    kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels. Tensor cores with float16 or
-    bfloat16 read any number of keys in blocks.
+    kernel (search.rules.gpu). Few keys gain only on GPUs, which save kernels. An online softmax reads any
+    number of keys in blocks; its products of float16 and bfloat16 need tensor cores.
     """
     result, named = _pattern(of_halves=bool(capability))
 
     def is_possible(keys: int, query: relax.Expr) -> bool:
         if not capability:
             return keys >= MIN_KEYS and any(keys % lanes == 0 for lanes in LANES)
-        since = TENSOR_SINCE.get((str(query.ty.dtype), "float32"))
-        has_blocks = since is not None and capability >= since and int(query.ty.shape[-1]) >= SIDE
-        return keys <= MAX_KEYS_ON_GPU or has_blocks
+        dtype = str(query.ty.dtype)
+        since = 0 if dtype == FLOAT32 else TENSOR_SINCE.get((dtype, FLOAT32), capability + 1)
+        return keys <= MAX_KEYS_ON_GPU or (capability >= since and int(query.ty.shape[-1]) >= SIDE)
 
     def is_wanted(context: PatternCheckContext) -> bool:
         scores = static_shape(context.annotated_expr["scores"])

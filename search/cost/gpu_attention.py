@@ -103,7 +103,8 @@ def tensor_attention_seconds(population: Population, stage: Stage, parameters: C
 
 def online_attention_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:
     """Return the seconds of a kernel with an online softmax: of its products and fetches, estimated like
-    `tensor_attention_seconds`, and of the softmax in registers between the two products of a step.
+    `tensor_attention_seconds`, and of the softmax in registers between the two products of a step. Without
+    tensor cores, products take as long as their multiply-adds or their loads from shared memory.
     """
     gpu, speeds = parameters.device.gpu, GpuSpeeds.of(parameters)
     assert gpu is not None, "estimates of GPU programs are for GPUs"
@@ -120,21 +121,26 @@ def online_attention_seconds(population: Population, stage: Stage, parameters: C
         ]
     )
     resident = np.minimum(np.clip(fitting, 1, gpu.resident_blocks), np.ceil(blocks / parameters.cores))
-    issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
-    operand = dag.buffer[found.scores.reads[tile.of_scores.first].buffer]
-    tensor_lanes = multiply_adds(parameters, operand, "tensor")
     lanes = multiply_adds(parameters, dag.buffer[found.scores.write.buffer])
+    active = np.minimum(resident * tile.warps / WARPS, 1.0)
     steps = np.ceil(sizes.keys / tile.keys)
     keys = steps * tile.keys
+    multiplied = tile.queries * keys * (tile.depth + tile.columns)
+    if tile.is_on_tensor_cores:
+        issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
+        operand = dag.buffer[found.scores.reads[tile.of_scores.first].buffer]
+        products = multiplied / multiply_adds(parameters, operand, "tensor") / issue
+    else:
+        loaded = steps * threads * tile.loaded_values / gpu.warp_size
+        products = np.maximum(multiplied / lanes / active, loaded)
     every = np.stack(
         [
-            tile.queries * keys * (tile.depth + tile.columns) / tensor_lanes / issue,
+            products,
             keys * (tile.depth + tile.columns) * sizes.operand_bytes / speeds.l2_bytes,
             steps * speeds.load_cycles / resident / tile.chosen("stages"),
         ]
     )
     longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
-    active = np.minimum(resident * tile.warps / WARPS, 1.0)
     softmax = tile.queries * (ONLINE_STEPS * keys + steps * (tile.columns + ROW_STEPS)) / lanes / active
     of_block = longest + overlap * (every.sum(axis=0) - longest) / len(every) + softmax
     busy = balance_of(blocks / resident, parameters.cores)

@@ -11,7 +11,7 @@ from search.dag import Dag, extent_of
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.programs.tensor_tile import padded
-from search.sketches.attention import Attention, attention_of, tensor_attention
+from search.sketches.attention import Attention, attention_of, attention_with_products
 from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage
@@ -72,7 +72,9 @@ class TensorAttentionTile:
     @classmethod
     def of(cls, population: Population, stage: Stage) -> TensorAttentionTile:
         dag = population.sketch.dag
-        found, of_scores, of_values = tensor_attention(dag, dag.node[stage.node], population.sketch.gpu)
+        found, of_scores, of_values = attention_with_products(
+            dag, dag.node[stage.node], population.sketch.gpu
+        )
         return cls(population, stage, AttentionTile.of(dag, found), of_scores, of_values)
 
     def chosen(self, kind: str) -> Ints:

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Gpu
+from core.profile import FLOAT32
 from search.dag import extent_of
 from search.programs.attention_tile import AttentionTile
 from search.programs.program import Population
-from search.sketches.attention import row_skews, tensor_attention
+from search.sketches.attention import attention_with_products, row_skews
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import SIDE, MatrixProduct, axes_of
@@ -41,7 +42,7 @@ class OnlineAttentionTile:
     @classmethod
     def of(cls, population: Population, stage: Stage) -> OnlineAttentionTile:
         dag = population.sketch.dag
-        found, of_scores, of_values = tensor_attention(
+        found, of_scores, of_values = attention_with_products(
             dag, dag.node[stage.node], population.sketch.gpu, is_grouped=True
         )
         images, queries = (extent_of(found.scores, axes_of(of_scores.parts, part)) for part in "si")
@@ -76,6 +77,20 @@ class OnlineAttentionTile:
         return _whole(self.sizes.width)
 
     @property
+    def is_on_tensor_cores(self) -> bool:
+        return self.of_scores.operand != FLOAT32
+
+    @property
+    def loaded_values(self) -> Ints:
+        """The values that a thread takes from shared memory or from other lanes in a step without tensor
+        cores. For each step along a sum, they are two of the left operand for each fragment of rows, and four
+        of the right one for each fragment of columns. Shared memory gives one warp a value each in a cycle.
+        """
+        of_rows, columns = 2 * self.chosen("fragments i"), self.keys // SIDE
+        of_scores = self.depth * (of_rows + 4 * columns)
+        return np.asarray(of_scores + self.keys * (of_rows + 4 * (self.columns // SIDE)))
+
+    @property
     def blocks(self) -> Ints:
         return np.asarray(self.sizes.images * -(-self.sizes.queries // self.queries))
 
@@ -95,7 +110,9 @@ class OnlineAttentionTile:
         return _shared_bytes(self.sizes, self.of_scores, self.of_values, *chosen)
 
 
-def fits_registers(sizes: AttentionTile, of_scores: MatrixProduct, of_values: MatrixProduct, gpu: Gpu) -> bool:
+def fits_registers(
+    sizes: AttentionTile, of_scores: MatrixProduct, of_values: MatrixProduct, gpu: Gpu
+) -> bool:
     """Return whether registers and the shared memory of a block suffice for the smallest tile."""
     one = np.ones((), dtype=np.int64)
     shared = _shared_bytes(sizes, of_scores, of_values, SIDE * one, SIDE * one, one)

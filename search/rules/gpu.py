@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.job import TF32
+from core.profile import FLOAT32
 from search.dag import Dag, Node, extent_of
 from search.programs.attention_tile import AttentionTile
 from search.programs.online_attention_tile import fits_registers
@@ -82,8 +83,8 @@ def tensor_attention(state: State) -> list[State]:
 
 
 def online_attention(state: State) -> list[State]:
-    """Compute a whole attention in one kernel, both products on tensor cores, with an online softmax. Scores
-    and weights stay in registers.
+    """Compute a whole attention in one kernel with an online softmax, both products on tensor cores or, in
+    float32, on the others. Scores and weights stay in registers.
 
         for b, q, k, d: s[b, q, k] += query[b, q, d] * key[b, d, k]
         for b, q, k: p[b, q, k] = softmax(s[b, q, k])
@@ -298,8 +299,8 @@ def _starts_tensor_attention(state: State) -> bool:
 
 
 def _starts_online_attention(state: State) -> bool:
-    """Return whether an attention ends here whose products tensor cores compute in float16, bfloat16 or TF32,
-    and whose weights are a softmax, computed in float32. A warp's registers must hold 16 queries.
+    """Return whether an attention ends here whose products are float32, or on tensor cores float16, bfloat16
+    or TF32, and whose weights are a softmax, computed in float32. A warp's registers must hold 16 queries.
     """
     gpu = state.device.gpu
     found = attention_of(state.dag, state.current) if state.is_output else None
@@ -307,7 +308,7 @@ def _starts_online_attention(state: State) -> bool:
         return False
     products = attention_products(state.dag, found, gpu, is_grouped=True)
     operands = {product.operand for product in products or ()}
-    if products is None or len(operands) != 1 or not operands <= {"float16", "bfloat16", TF32}:
+    if products is None or len(operands) != 1 or not operands <= {"float16", "bfloat16", TF32, FLOAT32}:
         return False
     softmax = {state.dag.buffer[node.write.buffer].dtype for node in (found.stored, *found.sums)}
     tile = AttentionTile.of(state.dag, found)
@@ -315,7 +316,7 @@ def _starts_online_attention(state: State) -> bool:
 
 
 def _attention_operands(state: State) -> tuple[str, ...]:
-    """Return the queries, keys and values of an attention on tensor cores."""
+    """Return the queries, keys and values of an attention whose products are matrix products."""
     found = attention_of(state.dag, state.current)
     assert found is not None
     assert state.device.gpu is not None

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from core.device import Gpu
 from core.job import TF32
+from core.profile import FLOAT32
 from search.dag import Dag, Node
 from search.sketches.location import aligned_axes
 from search.sketches.predicates import elementwise_consumer, needs_tiling
-from search.sketches.tensor_core import MatrixProduct, axes_of, match_product
+from search.sketches.tensor_core import MatrixProduct, axes_of, is_on_tensor_cores, matrix_product
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,16 @@ def attention_products(
     dag: Dag, found: Attention, gpu: Gpu, is_grouped: bool = False
 ) -> tuple[MatrixProduct, MatrixProduct] | None:
     """Return the scores and the weighted values as matrix products whose rows are queries and whose sums are
-    float32; None if tensor cores can't compute both. With `is_grouped`, rows may also be of several heads
-    that share keys and values.
+    float32; None if they aren't, or if their operands aren't float32 and tensor cores don't know their type.
+    With `is_grouped`, rows may also be of several heads that share keys and values.
     """
     products: list[MatrixProduct] = []
     rows_of_products = []
     for node in (found.scores, found.values):
-        product = match_product(dag, node, gpu)
-        if product is None or product.sums != "float32":
+        product = matrix_product(dag, node)
+        if product is None or product.sums != FLOAT32:
+            return None
+        if product.operand != FLOAT32 and not is_on_tensor_cores(product, gpu):
             return None
         aligned = aligned_axes(dag, found.output, node)
         rows = [axis for axis in axes_of(product.parts, "i") if node.axes[axis].extent > 1]
@@ -103,25 +106,27 @@ def attention_products(
     return (products[0], products[1]) if of_scores == of_values and {*of_scores} <= known else None
 
 
-def tensor_attention(
+def attention_with_products(
     dag: Dag, output: Node, gpu: Gpu | None, is_grouped: bool = False
 ) -> tuple[Attention, MatrixProduct, MatrixProduct]:
-    """Return the attention that ends in `output`, which a sketch computes on tensor cores, with its products:
-    the scores and the weighted values (`attention_products`).
+    """Return the attention that ends in `output`, with its matrix products: the scores and the weighted
+    values (`attention_products`).
     """
     found = attention_of(dag, output)
     assert found is not None, "the node ends an attention"
-    assert gpu is not None, "tensor cores are a GPU's"
+    assert gpu is not None, "a GPU computes it in one kernel"
     products = attention_products(dag, found, gpu, is_grouped)
-    assert products is not None, "tensor cores compute both products"
+    assert products is not None, "both products are matrix products"
     return found, *products
 
 
 def row_skews(operand: str, keys_by_rows: bool, values_by_rows: bool) -> tuple[int, int, int]:
-    """Return the elements by which rows of queries, keys and values in shared memory are padded, so that lanes
-    read different banks. `ldmatrix` reads eight rows at once, of 16 bytes each. It can't transpose TF32: lanes
-    read one or two values of four rows.
+    """Return the elements by which rows of queries, keys and values in shared memory are padded, so that
+    lanes read different banks. `ldmatrix` reads eight rows at once, of 16 bytes each. It can't transpose
+    TF32: lanes read one or two values of four rows. In float32, they read four values.
     """
+    if operand == FLOAT32:
+        return 4, 4, 4
     if operand == TF32:
         return 4, 8 if keys_by_rows else 4, 4 if values_by_rows else 8
     return 8, 8, 8

@@ -66,15 +66,26 @@ def depth_of(operand: str) -> int:
 
 def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
     """Return the node as a matrix product for tensor cores; None if they can't compute it."""
+    product = matrix_product(dag, node)
+    return product if product is not None and is_on_tensor_cores(product, gpu) else None
+
+
+def is_on_tensor_cores(product: MatrixProduct, gpu: Gpu) -> bool:
+    """Return whether a GPU's tensor cores multiply a product's types."""
+    types = product.operand, product.sums
+    return types in TENSOR_SINCE and gpu.capability >= TENSOR_SINCE[types]
+
+
+def matrix_product(dag: Dag, node: Node) -> MatrixProduct | None:
+    """Return the node as a matrix product of operands of one type; None if it isn't one."""
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if not is_dot or node.has_branch or node.extra_writes:
         return None
     types = {dag.buffer[read.buffer].dtype for read in node.reads}
     sums = dag.buffer[node.write.buffer].dtype
-    operand = node.rounds_to or (types.pop() if len(types) == 1 else "")
-    is_known = (operand, sums) in TENSOR_SINCE and gpu.capability >= TENSOR_SINCE[operand, sums]
-    if not is_known or node.reads[0].buffer == node.reads[1].buffer:
+    if len(types) > 1 or node.reads[0].buffer == node.reads[1].buffer:
         return None
+    operand = node.rounds_to or types.pop()
     # The axes along the result's rows belong to the second operand.
     swapped = node.vector_axis is not None and node.vector_axis not in node.reads[1].axes
     first, second = (1, 0) if swapped else (0, 1)

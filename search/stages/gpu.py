@@ -323,8 +323,9 @@ def _(stage: TensorAttention, population: Population, parameters: CostParameters
 
 
 class OnlineAttention(Stage):
-    """A kernel that computes a whole attention with an online softmax, both products on tensor cores. Each
-    warp has all scores of its queries for `fragments j` tiles of keys in registers at a time.
+    """A kernel that computes a whole attention with an online softmax, both products on tensor cores or, in
+    float32, on the others. Each warp has all scores of its queries for `fragments j` tiles of keys in
+    registers at a time.
     """
 
     kind = StageKind.ONLINE_ATTENTION

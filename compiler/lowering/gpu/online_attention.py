@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.lowering.gpu.fragments import SHARED, FragmentLowering
 from compiler.lowering.stage import Lowering
 from core.trace import ONLINE_ATTENTION
-from search.sketches.attention import tensor_attention
+from search.sketches.attention import attention_with_products
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
@@ -15,7 +15,7 @@ class OnlineAttentionLowering(FragmentLowering):
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
-        self._attention, self._of_scores, self._of_values = tensor_attention(
+        self._attention, self._of_scores, self._of_values = attention_with_products(
             self.program.sketch.dag, self.node, self.device.gpu, is_grouped=True
         )
 

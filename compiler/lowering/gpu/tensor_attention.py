@@ -8,7 +8,7 @@ from compiler.lowering.gpu.fragments import SHARED, FragmentLowering, instructio
 from compiler.lowering.gpu.pipeline import pipeline
 from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import Lowering
-from search.sketches.attention import tensor_attention
+from search.sketches.attention import attention_with_products
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, WIDE_SKEW
 from search.sketches.variables import fetch_kind
@@ -23,7 +23,7 @@ class TensorAttentionLowering(FragmentLowering):
 
     def __init__(self, lowering: Lowering, stage: Stage) -> None:
         super().__init__(lowering, stage)
-        self._attention, self._of_scores, self._of_values = tensor_attention(
+        self._attention, self._of_scores, self._of_values = attention_with_products(
             self.program.sketch.dag, self.node, self.device.gpu
         )
         self._warps = [self.choice(f"warps {part}") for part in "ij"]

@@ -1,4 +1,4 @@
-"""Attention in one GPU kernel with an online softmax, on tensor cores."""
+"""Attention in one GPU kernel with an online softmax."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.imported_cases import AttentionInTf32, AttentionOfHalves, GroupedAtte
 from tests.suite import Case
 
 pytestmark = pytest.mark.slow
-DTYPES = {AttentionOfHalves: "float16", AttentionInTf32: "float32"}
 
 
 def _sketch(module: tvm.IRModule) -> Sketch:
@@ -81,6 +80,16 @@ def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
             id="TF32",
         ),
         pytest.param(
+            AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float32"),
+            [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
+            id="float32",
+        ),
+        pytest.param(
+            AttentionOfHalves("attention", (1, 16, 1100, 16, True), dtype="float32"),
+            [_tile(1, 1, 8, 2)],
+            id="float32 and more keys than shared memory",
+        ),
+        pytest.param(
             AttentionOfHalves("attention", (3, 64, 64, 64, False), dtype="float16"),
             [_tile(4, 1, 2, 2), _tile(2, 2, 4, 1)],
             id="whole tiles",
@@ -99,8 +108,8 @@ def _in_float32(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ordered(Case):
-    """An attention without a mask. Its shape is heads, queries, keys, width, and whether the keys and the values
-    lie in memory as the rows of a matrix product's right operand. TF32 stands for float32 in this type.
+    """An attention without a mask. Its shape is heads, queries, keys, width, and whether keys and values lie
+    in memory by the rows of a matrix product's right operand. Its type may be "tf32".
     """
 
     def __str__(self) -> str:
@@ -154,7 +163,9 @@ class Ordered(Case):
         return Expected.of(expected.astype(actual.dtype), None, rounding).difference(actual)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "tf32"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float16", marks=pytest.mark.slow_lane(seconds=5)), "tf32", "float32"]
+)
 @pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
 def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
     case = Ordered("attention", (1, 20, 40, 24, *by_rows), dtype=dtype)
@@ -165,12 +176,16 @@ def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -
 @pytest.mark.parametrize(
     "masked", [slice(0, 20), slice(20, None), slice(None)], ids=["first keys", "last keys", "all keys"]
 )
-@pytest.mark.parametrize("kind", [AttentionOfHalves, AttentionInTf32])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(AttentionOfHalves, "float16"), (AttentionInTf32, "float32"), (AttentionOfHalves, "float32")],
+    ids=["float16", "TF32", "float32"],
+)
 def test_nan_stays_in_its_query_and_infinite_masks_hide_keys(
-    kind: type[AttentionOfHalves], masked: slice, tmp_path: Path
+    kind: type[AttentionOfHalves], dtype: str, masked: slice, tmp_path: Path
 ) -> None:
     """A block of keys that are all hidden comes first, last or alone. Scores grow from block to block."""
-    case = kind("attention", (1, 18, 50, 16, True), dtype=DTYPES[kind])
+    case = kind("attention", (1, 18, 50, 16, True), dtype=dtype)
     found = _compiled(case, _tile(1, 2, 1, 2))
     query, key, mask, value, result = case.arguments()
     key *= np.linspace(0.5, 4, 50).astype(key.dtype)
@@ -219,6 +234,31 @@ def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> No
     assert not {"STL", "LDL"} & set(counts), "nothing lies in local memory"
     # Vectors of 4 elements by 128 threads.
     assert counts["STS"] == 64 * 64 // 4 // 128, "only queries are stored to shared memory"
+
+
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+@pytest.mark.parametrize(
+    ("warps", "rows", "columns"),
+    [
+        (4, 1, 4),
+        pytest.param(4, 2, 4, marks=pytest.mark.slow_lane(seconds=10)),
+        pytest.param(2, 2, 8, marks=pytest.mark.slow_lane(seconds=20)),
+    ],
+)
+def test_float32_is_multiplied_from_registers(warps: int, rows: int, columns: int, tmp_path: Path) -> None:
+    case = AttentionOfHalves("attention", (12, 64, 2048, 64, True), dtype="float32")
+    found = _compiled(case, _tile(warps, rows, columns, 2))
+    cubin, resources = compile_cubin(found.source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    (tmp_path / "cubin").write_bytes(cubin)
+    counts = instructions(tmp_path / "cubin")
+    assert {"FFMA", "LDS", "LDGSTS", "SHFL"} <= set(counts)
+    assert not {"STL", "LDL", "HMMA"} & set(counts), "nothing lies in local memory or is rounded"
+    # Four keys of each fragment are multiplied with all columns of 16 * rows values, two to a lane.
+    assert counts["FFMA"] >= columns * 4 * 4 * 2 * rows * 4
+    # A load of four values serves as many products as the lane has rows, for four columns each.
+    assert counts["FFMA"] >= 2 * 4 * rows * counts["LDS"] * 0.8
 
 
 def _attention(weigh: Callable[[Any], Any]) -> tvm.IRModule:

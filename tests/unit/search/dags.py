@@ -466,6 +466,7 @@ DAGS: dict[str, Callable[[], Dag]] = {
     "layer_norm_one_pass": layer_norm_one_pass,
     "attention": attention,
     "joined_attention": joined_attention,
+    "wide_attention": lambda: joined_attention(size=16),
     "attention_of_halves": attention_of_halves,
     "attention_in_tf32": attention_in_tf32,
     "norm": norm,

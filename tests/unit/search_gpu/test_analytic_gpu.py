@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, extract
 from search.cost.model import CostModel
+from search.dag import Dag
 from search.policy import TuneContext, propose
 from search.programs.annotate import sample
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
+from tests.choices import choose
 from tests.devices import GPU
 from tests.unit.search import dags
 
@@ -97,10 +100,12 @@ def test_the_search_proposes_programs_for_a_gpu() -> None:
 
 
 def test_one_kernel_for_an_attention_is_faster_than_three() -> None:
-    fused, *others = generate(dags.joined_attention(12, 128, 64), GPU)
+    fused, online, *others = generate(dags.joined_attention(12, 128, 64), GPU)
+    assert ["attended" in sketch.key for sketch in (online, *others)] == [True, *[False] * len(others)]
     rng = np.random.default_rng(0)
-    best = estimate(sample(fused, 64, rng), GPU).seconds.min()
-    assert best < min(estimate(sample(other, 64, rng), GPU).seconds.min() for other in others)
+    for kernel in (fused, online):
+        best = estimate(sample(kernel, 64, rng), GPU).seconds.min()
+        assert best < min(estimate(sample(other, 64, rng), GPU).seconds.min() for other in others)
 
 
 def test_an_attention_is_faster_on_tensor_cores() -> None:
@@ -133,13 +138,13 @@ def test_an_attentions_block_keeps_its_scores_in_shared_memory() -> None:
     assert set(rows) == {1, 2, 4, 8}
 
 
-def _best_by_kernel(length: int) -> dict[str, float]:
-    """Return the least seconds of an attention of 12 heads of 64 on an H100, by the last stage."""
+def _best_by_kernel(graph: Dag) -> dict[str, float]:
+    """Return the least seconds of an attention on an H100, by the last stage."""
     assert GPU.gpu is not None
     gpu = replace(GPU, gpu=replace(GPU.gpu, dynamic_shared_bytes=227 << 10, resident_shared_bytes=228 << 10))
     rng = np.random.default_rng(0)
     found: dict[str, float] = {}
-    for sketch in generate(dags.attention_of_halves(12, length, 64), gpu):
+    for sketch in generate(graph, gpu):
         last = str(sketch.stages[-1]) if "attended" in sketch.key else "several kernels"
         seconds = float(estimate(sample(sketch, 256, rng), gpu).seconds.min(initial=np.inf))
         found[last] = min(seconds, found.get(last, np.inf))
@@ -147,17 +152,35 @@ def _best_by_kernel(length: int) -> dict[str, float]:
 
 
 def test_scores_in_registers_are_faster_than_scores_in_shared_memory() -> None:
-    best = _best_by_kernel(384)
+    best = _best_by_kernel(dags.attention_of_halves(12, 384, 64))
     online = best.pop("attention with an online softmax joined")
     assert online < min(best.values())
     # Not by more than the memory and the work that it saves.
     assert online > 0.2 * best["attention on tensor cores joined"]
 
 
-def test_an_online_softmax_of_many_keys_is_faster_than_several_kernels() -> None:
-    best = _best_by_kernel(4096)
+@pytest.mark.parametrize("make", [dags.attention_of_halves, dags.attention_in_tf32])
+def test_an_online_softmax_of_many_keys_is_faster_than_several_kernels(make: Callable[..., Dag]) -> None:
+    best = _best_by_kernel(make(12, 4096, 64))
     online = best["attention with an online softmax joined"]
     assert 0.05 * best["several kernels"] < online < 0.7 * best["several kernels"]
+
+
+def test_float32_with_an_online_softmax_is_bound_by_its_products() -> None:
+    best = _best_by_kernel(dags.joined_attention(12, 4096, 64))
+    online = best["attention with an online softmax joined"]
+    assert online < best["several kernels"]
+    in_halves = _best_by_kernel(dags.attention_of_halves(12, 4096, 64))
+    assert online > 3 * in_halves["attention with an online softmax joined"]
+
+
+def test_lanes_with_more_queries_load_less_in_float32() -> None:
+    (sketch,) = (s for s in generate(dags.joined_attention(12, 4096, 64), GPU) if "online" in s.key)
+    one, two = (
+        choose(sketch, {"warps": 4, "fragments i": rows, "fragments j": 2, "stages": 1}) for rows in (1, 2)
+    )
+    seconds = estimate(gather([one, two]), GPU).seconds
+    assert seconds[1] < 0.9 * seconds[0]
 
 
 def test_an_online_softmax_keeps_to_registers_and_shared_memory() -> None:

@@ -157,13 +157,25 @@ def test_tensor_cores_compute_a_whole_attention_if_its_products_are_large_enough
     assert not [sketch for sketch in found if "attention on tensor cores" in sketch.key]
 
 
-def test_tensor_cores_multiply_an_attentions_products_in_kernels_of_their_own() -> None:
-    graph = dags.joined_attention()
-    in_tf32 = replace(graph, nodes=tuple(replace(one, rounds_to="tf32") for one in graph.nodes))
-    assert not [key for key in keys(in_tf32) if "attended" in key]
-
-
 ONLINE = "attention with an online softmax"
+
+
+def test_an_attention_in_tf32_is_one_kernel_only_with_an_online_softmax() -> None:
+    assert GPU.gpu is not None
+    last = [key.rpartition("; ")[2] for key in keys(dags.attention_in_tf32()) if "attended" in key]
+    assert last == [f"{ONLINE} joined"]
+    assert not [key for key in keys(dags.attention_in_tf32(size=8)) if "attended" in key]
+    turing = replace(GPU, gpu=replace(GPU.gpu, capability=75))
+    assert not [one for one in generate(dags.attention_in_tf32(), turing) if ONLINE in one.key]
+
+
+def test_an_attention_in_float32_has_an_online_softmax_on_any_gpu() -> None:
+    assert GPU.gpu is not None
+    volta = replace(GPU, gpu=replace(GPU.gpu, capability=70))
+    for length, kernels in ((32, ["attention", ONLINE]), (16384, [ONLINE])):
+        found = [sketch.key for sketch in generate(dags.joined_attention(length=length, size=16), volta)]
+        last = [key.rpartition("; ")[2] for key in found if "attended" in key]
+        assert last == [f"{kernel} joined" for kernel in kernels]
 
 
 def test_an_online_softmax_takes_any_number_of_keys() -> None:
