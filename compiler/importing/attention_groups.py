@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+from tvm.ir import Call, GenericConst
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
@@ -58,8 +59,21 @@ def fuse_attention(module: tvm.IRModule, capability: int) -> tvm.IRModule:
             and str(softmax.ty.dtype) == "float32"
         )
 
-    patterns = [("attention", result, named, is_wanted)]
-    return relax.transform.FuseOpsByPattern(patterns, bind_constants=True, annotate_codegen=False)(module)
+    def fuse(bind_constants: bool) -> tvm.ir.transform.Pass:
+        def is_fused(context: PatternCheckContext) -> bool:
+            return is_wanted(context) and bind_constants != _has_constant_arrays(context)
+
+        patterns = [("attention", result, named, is_fused)]
+        return relax.transform.FuseOpsByPattern(patterns, bind_constants, annotate_codegen=False)
+
+    # Scales are part of a function. FuseTIR needs constant arrays, such as masks, as its arguments.
+    return tvm.transform.Sequential([fuse(bind_constants=True), fuse(bind_constants=False)])(module)
+
+
+def _has_constant_arrays(context: PatternCheckContext) -> bool:
+    calls = [call for call in context.matched_bindings.values() if isinstance(call, Call)]
+    constants = [one for call in calls for one in call.args if isinstance(one, GenericConst)]
+    return any(constant.value.shape for constant in constants)
 
 
 def _pattern(of_halves: bool) -> tuple[DFPattern, dict[str, DFPattern]]:

@@ -19,6 +19,7 @@ from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.workload import from_json, to_json
+from core.device import Device
 from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -93,10 +94,15 @@ def test_attention_in_blocks_computes_the_same(case: Case) -> None:
         assert not measured.error, f"{program}\n{measured.error}"
 
 
-def _model(queries: int, keys: int, scale: str = "Mul", masked: bool = False) -> bytes:
-    """An attention of two heads, whose queries, keys and values are inputs."""
+def _model(
+    queries: int, keys: int, scale: str = "Mul", masked: bool = False, is_causal: bool = False
+) -> bytes:
+    """An attention of two heads, whose queries, keys and values are inputs. A causal mask is a constant."""
     b = Builder()
     scaled = b.op(scale, b.op("MatMul", "query", "key"), b.constant(np.float32(4.0)))
+    if is_causal:
+        hidden = np.triu(np.full((queries, keys), -np.inf, np.float32), 1)
+        scaled = b.op("Add", scaled, b.constant(hidden[None, None]))
     weights = b.op("Softmax", b.op("Add", scaled, "mask") if masked else scaled, axis=-1)
     result = b.op("Transpose", b.op("MatMul", weights, "value"), perm=[0, 2, 1, 3])
     inputs = {"query": [1, 2, queries, 8], "key": [1, 2, 8, keys], "value": [1, 2, keys, 8]}
@@ -116,6 +122,16 @@ def test_attention_over_many_keys_is_one_task(model: bytes, operators: str) -> N
     assert task.name.split()[0] == operators
     assert task.layer == "matmul0"
     assert all(map(_blocks, generate(read_dag(from_json(task.module_json)), DEVICE)))
+
+
+@pytest.mark.parametrize(("device", "keys"), [(DEVICE, 512), (GPU, 96)], ids=["CPU", "GPU"])
+def test_a_constant_mask_is_an_argument(device: Device, keys: int) -> None:
+    (task,) = extract_tasks(fuse(read_onnx(_model(16, keys, is_causal=True), {}), device.target))
+    assert task.name.split()[0] == "matmul_multiply_add_softmax_matmul_permute_dims"
+    shapes = [tuple(map(int, p.ty.shape)) for p in from_json(task.module_json)["main"].params]
+    assert (1, 1, 16, keys) in [shapes[position] for position in task.constants]
+    kind = StageKind.ATTENTION if device is GPU else StageKind.BLOCKS
+    assert any(one.of_kind(kind) for one in generate(read_dag(from_json(task.module_json)), device))
 
 
 def test_a_gpus_attention_is_one_task_unless_its_rows_are_long() -> None:
