@@ -27,6 +27,8 @@ from tunefarm.client.values import Footprint, Job, Task
 
 RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
+# An equal line is repeated after this time, as a sign of life.
+REPEAT_EVERY_S = 300.0
 # The lines of a live display besides its text and the tasks: the bar, the table's title and end, and room.
 OTHER_ROWS = 6
 SEPARATOR = " · "
@@ -132,19 +134,26 @@ class SilentJobDisplay:
 
 @dataclass
 class PlainJobDisplay:
-    """A line whenever the job's state or message changes, and every ten seconds while it is tuned."""
+    """A line whenever the job's state or message changes, and every ten seconds while it is tuned. A line
+    that says the same as the last one is left out for a while.
+    """
 
     console: Console
-    _shown: tuple[JobState, str] | None = None
+    _noted: tuple[str, JobState, str] | None = None
+    _shown: tuple[str, str] | None = None
     _shown_at_s: float = field(default=0.0)
 
     def show(self, progress: JobProgress) -> None:
-        job = progress.job
-        is_due = job.state is JobState.TUNING and progress.at_s - self._shown_at_s >= PLAIN_EVERY_S
-        if is_due or (job.state, job.message) != self._shown:
-            line = " · ".join(filter(None, (progress.headline, progress.message)))
+        job, since_s = progress.job, progress.at_s - self._shown_at_s
+        is_due = job.state is JobState.TUNING and since_s >= PLAIN_EVERY_S
+        noted = job.id, job.state, job.message
+        if not is_due and noted == self._noted and since_s < REPEAT_EVERY_S:
+            return
+        self._noted = noted
+        line = SEPARATOR.join(filter(None, (progress.headline, progress.message)))
+        if (job.id, line) != self._shown or since_s >= REPEAT_EVERY_S:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-            self._shown, self._shown_at_s = (job.state, job.message), progress.at_s
+            self._shown, self._shown_at_s = (job.id, line), progress.at_s
 
 
 @dataclass

@@ -52,6 +52,21 @@ def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     assert lines[0] == "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms (estimate) · 20 s left"
     assert lines[2:] == ["net: done"]
 
+def test_a_plain_line_that_says_the_same_is_repeated_only_as_a_sign_of_life() -> None:
+    out = console()
+    plain = PlainJobDisplay(out)
+    for at_s in range(700):
+        plain.show(progress(float(at_s), message=f"round {at_s // 350}"))
+    assert [line.rpartition(" · ")[2] for line in text_of(out).splitlines()] == [
+        *("round 0", "round 0", "round 1", "round 1"),
+    ]
+    # Another job that says the same has a line of its own, and a changed message that isn't shown has none.
+    plain.show(progress(700.0, id="j2", message="round 1"))
+    for message in ("first", "second"):
+        plain.show(progress(700.0, id="j2", state=JobState.DONE, message=message))
+    assert len(text_of(out).splitlines()) == 6
+
+
 
 def test_model_names_are_not_parsed_as_markup() -> None:
     out = console()
