@@ -104,6 +104,11 @@ class Device:
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def title(self) -> str:
+        """The class for messages: the name, which other classes may have too, and the key."""
+        return f"{self.name} ({self.key})"
+
     @cached_property
     def speeds(self) -> Profile:
         """The measured profile, or an assumed one if the device was never calibrated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from sqlalchemy import Select, or_, select, update
@@ -53,6 +54,13 @@ def classes(session: Session) -> list[Device]:
     """Return every device class, by name."""
     rows = session.execute(_select_classes().order_by(DeviceClassRow.name, DeviceClassRow.key))
     return [_device(*row) for row in rows]
+
+
+def names(session: Session) -> dict[str, str]:
+    """Return the names of the device classes by key. The key follows a name that several classes have."""
+    known = classes(session)
+    count = Counter(one.name for one in known)
+    return {one.key: one.name if count[one.name] == 1 else one.title for one in known}
 
 
 def resolve_class(

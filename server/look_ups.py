@@ -19,10 +19,11 @@ _Found = dict[str, Record]
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """The part of a device class that look-ups return. `threads` is the number of a CPU's threads; None for a
-    GPU."""
+    """The part of a device class that look-ups return. `title` is for messages. `threads` is the number of a
+    CPU's threads; None for a GPU."""
 
     key: str
+    title: str
     toolchain: str
     threads: int | None
 
@@ -88,7 +89,7 @@ class LookUps:
     def _read_facts(self, key: str) -> ClassFacts:
         with self._database.reading() as session:
             device = devices.get_class(session, key)
-        return ClassFacts(key, device.toolchain, None if device.gpu else device.cores)
+        return ClassFacts(key, device.title, device.toolchain, None if device.gpu else device.cores)
 
     def _best_many(self, workloads: Collection[str], key: str) -> _Found:
         with self._database.reading() as session:

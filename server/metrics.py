@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 
 class ServerMetrics:
-    """The metrics of one server, in their own registry."""
+    """The metrics of one server, in their own registry. The label `device` names a `device_class`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,25 +37,25 @@ class ServerMetrics:
         self.open_trials = Gauge(
             "tunefarm_open_trials",
             "Trials that wait for a device of the class or are being measured on one",
-            ["device_class"],
+            ["device_class", "device"],
             registry=self.registry,
         )
         self.measured = Gauge(
             "tunefarm_measured_trials",
             "Trials that the known workers of a device class have reported",
-            ["device_class", "outcome"],
+            ["device_class", "device", "outcome"],
             registry=self.registry,
         )
         self.model_quality = Gauge(
             "tunefarm_cost_model_quality",
             "Accuracy of the newest evaluated cost model of a class on records that it was not trained on",
-            ["device_class", "measure"],
+            ["device_class", "device", "measure"],
             registry=self.registry,
         )
         self.model_records = Gauge(
             "tunefarm_cost_model_records",
             "Records that this cost model was trained on",
-            ["device_class"],
+            ["device_class", "device"],
             registry=self.registry,
         )
         self.queue_s = Gauge(
@@ -66,7 +66,7 @@ class ServerMetrics:
         self.model_gain = Gauge(
             "tunefarm_model_gain",
             "Latency of the untuned model, or of ONNX Runtime, divided by the latency of the newest artifact",
-            ["model", "device_class", "baseline"],
+            ["model", "device_class", "device", "baseline"],
             registry=self.registry,
         )
         self.worker_noise = Gauge(
@@ -95,7 +95,7 @@ class ServerMetrics:
         self.trials_per_minute = Gauge(
             "tunefarm_trials_per_minute",
             "Trials per minute of a device class, over the last five minutes",
-            ["device_class"],
+            ["device_class", "device"],
             registry=self.registry,
         )
         self.held_leases = Gauge("tunefarm_held_leases", "Leases that workers hold", registry=self.registry)

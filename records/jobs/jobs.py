@@ -448,12 +448,13 @@ def advance(
         events.drop_old_progress(session, [job_id])
     events.append(session, job_id, events.STATE, _state_data(to, error, message), now)
     if to.finished:
-        webhooks.emit(session, WebhookEvent.JOB_FINISHED, webhook_data(get(session, job_id)), now)
+        webhooks.emit(session, WebhookEvent.JOB_FINISHED, webhook_data(session, get(session, job_id)), now)
     return True
 
 
-def webhook_data(job: Job) -> dict[str, Any]:
+def webhook_data(session: Session, job: Job) -> dict[str, Any]:
     """Return a job's data for webhook messages."""
+    device = None if job.device_class is None else devices.get_class(session, job.device_class)
     return {
         "job": job.id,
         "state": job.state.value,
@@ -462,6 +463,7 @@ def webhook_data(job: Job) -> dict[str, Any]:
         "model": job.request.model_sha,
         "model_name": job.request.model_name,
         "device_class": job.device_class,
+        "device_name": None if device is None else device.name,
         "artifact_sha256": job.artifact_sha,
         "artifact_version": job.artifact_version,
     }

@@ -8,6 +8,7 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from core.job import JobState
+from records import devices
 from records.jobs import jobs
 from records.jobs.jobs import Job
 from records.storage.database import NotFound
@@ -52,7 +53,7 @@ def get(session: Session, name: str, device_class: str) -> Release:
     query = select(ReleaseRow).where(ReleaseRow.name == name, ReleaseRow.device_class == device_class)
     found = _releases(session, query)
     if not found:
-        raise ReleaseNotFound(f"no artifact of device class {device_class} is named {name!r}")
+        raise _not_found(session, name, device_class)
     return found[0]
 
 
@@ -71,7 +72,12 @@ def drop(session: Session, name: str, device_class: str) -> None:
     """Delete a name on a device class; the artifact stays. Raises ReleaseNotFound."""
     named = delete(ReleaseRow).where(ReleaseRow.name == name, ReleaseRow.device_class == device_class)
     if not changed(session, named):
-        raise ReleaseNotFound(f"no artifact of device class {device_class} is named {name!r}")
+        raise _not_found(session, name, device_class)
+
+
+def _not_found(session: Session, name: str, device_class: str) -> ReleaseNotFound:
+    device = devices.get_class(session, device_class)
+    return ReleaseNotFound(f"no artifact of device class {device.title} is named {name!r}")
 
 
 def _releases(session: Session, query: Select[ReleaseRow]) -> list[Release]:

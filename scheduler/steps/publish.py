@@ -401,7 +401,7 @@ def _publish(
             now = context.now()
             jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
             if verdict.run.kind == "tuned":
-                told = jobs.webhook_data(jobs.get(session, job.id))
+                told = jobs.webhook_data(session, jobs.get(session, job.id))
                 latencies = {kind: statistics.median(secs[kind]) for kind in secs}
                 told |= {f"{kind}_latency_s": latencies.get(kind) for kind in MODEL_NAMES}
                 webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)

@@ -17,6 +17,8 @@ from records.jobs.jobs import Job
 
 # A worker that is silent for this long is disconnected. Workers report every few seconds.
 AWAY_AFTER_S = 30.0
+# The messages of jobs whose device class is known begin like this.
+_WAITING = "waiting for a device of class"
 
 
 def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: bool) -> None:
@@ -24,22 +26,21 @@ def note_no_device(session: Session, job: Job, now: float, *, has_local_worker: 
     starts together with this scheduler, so the user needn't start one.
     """
     native = job.request.target == "native"
-    which = "a device" if native else f"a device of class {job.request.target}"
     measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
     classless = [worker for worker in measuring if worker.device_class is None]
     is_starting = native and has_local_worker and not classless
     otherwise = "the worker on this machine is starting" if is_starting else "start a worker"
     remedy = _remedy(job, measuring if native else [], classless, otherwise, now)
-    _set_message(session, job, f"waiting for {which}: {remedy}")
+    start = "waiting for a device" if native else f"{_WAITING} {job.request.target}"
+    _set_message(session, job, f"{start}: {remedy}")
 
 
 def note_missing_device(session: Session, job: Job, now: float) -> None:
     """Set the message of a job while no worker of its device class is connected, and clear it afterwards. Do
     the same for builders if only builders may build for the job.
     """
-    start = f"waiting for a device of class {job.device_class}: "
     assert job.device_class is not None, "it is tuning"
-    is_told = job.message.startswith(start) or job.request.build is Build.BUILDER
+    is_told = job.message.startswith(_WAITING) or job.request.build is Build.BUILDER
     if not is_told and workers.count_able(session, job.device_class, now, AWAY_AFTER_S):
         return
     measuring = [worker for worker in workers.list_workers(session) if worker.role is Role.MEASURE]
@@ -47,14 +48,16 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
     able = (WorkerState.READY, WorkerState.BUSY)
     free = [worker for worker in of_class if _reservation(worker, job, now) is None]
     if any(worker.state in able and _takes_work(worker, now) for worker in free):
-        if job.message.startswith(start):
+        if job.message.startswith(_WAITING):
             jobs.set_message(session, job.id, "measuring")
         if job.request.build is Build.BUILDER:
             _note_missing_builder(session, job, now)
         return
     # A new worker has no device class until its device is checked.
     classless = [worker for worker in measuring if worker.device_class is None]
-    _set_message(session, job, start + _remedy(job, of_class, classless, "start a worker on it", now))
+    device = devices.get_class(session, job.device_class)
+    remedy = _remedy(job, of_class, classless, "start a worker on it", now)
+    _set_message(session, job, f"{_WAITING} {device.title}: {remedy}")
 
 
 def _note_missing_builder(session: Session, job: Job, now: float) -> None:

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from core.job import Quantize
+from records import devices
 from records.jobs import jobs
 from records.jobs.jobs import Job
 from records.storage import blobs
@@ -61,6 +62,7 @@ async def best(
         with context.database.reading() as session:
             key = device_class(session, target, context.now())
             found = jobs.published(session, model, key, exact=exact, tf32=tf32, quantize=quantize)
+            device = devices.get_class(session, key)
         shapes = {tuple(sorted(job.request.shapes.items())) for job in found}
         if asked_shapes is not None:
             found = [job for job in found if job.request.shapes == asked_shapes]
@@ -69,7 +71,7 @@ async def best(
             detail = f"The model was tuned for several shapes, say which by shape=NAME=1,3,224,224: {listed}."
             raise Problem(409, "shapes-needed", detail)
         if not found:
-            detail = f"No compiled model of {model} for {key} fits the request: start a job."
+            detail = f"No compiled model of {model} for {device.title} fits the request: start a job."
             raise Problem(404, "no-artifact", detail)
         return found[0]
 

@@ -132,6 +132,7 @@ def show_cost_models(
         versions = cost_models.versions(session, key)
         names = {device.key: device.name for device in devices.classes(session)}
     if key is not None and key not in versions:
-        detail = f"No cost model of {key} was trained yet: that begins with the first trials, tune a model."
+        begins = "that begins with the first trials, tune a model"
+        detail = f"No cost model of {names[key]} was trained yet: {begins}."
         raise Problem(404, "no-cost-model", detail)
     return CostModelsBody(items=[CostModelBody.of(names[one], found) for one, found in versions.items()])

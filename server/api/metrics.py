@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from core.job import JobState
 from core.measurement import Outcome
 from core.worker import DesiredState, Role, WorkerState
-from records import access
+from records import access, devices
 from records.fleet import leases, workers
 from records.fleet.workers import WorkerInfo
 from records.jobs import jobs
@@ -47,15 +47,16 @@ def metrics(context: ContextDep) -> Response:
         ending = access.count_ending_tokens(session, now)
         waited_s = jobs.recent_waits(session, now - _RECENT_S)
         published = jobs.newest_artifacts(session, _MAX_MODELS)
+        names = devices.names(session)
         connected = [one for one in known if not one.has_left and not one.is_lost(now)][:_MAX_WORKERS]
         noises = {one.id: leases.noise_of(session, one.id) for one in connected}
-    _set_queues(gauges, queues, now)
-    _set_models(gauges, models)
+    _set_queues(gauges, queues, names, now)
+    _set_models(gauges, models, names)
     gauges.ending_tokens.set(ending)
     gauges.queue_s.set(statistics.median(waited_s) if waited_s else 0.0)
-    _set_gains(gauges, published)
+    _set_gains(gauges, published, names)
     _set_devices(gauges, connected, noises)
-    _set_measured(gauges, known)
+    _set_measured(gauges, known, names)
     workers_by_state = Counter(_state(worker, now) for worker in known)
     for label in (*WorkerState, _LOST, DesiredState.EVICTED):
         gauges.workers.labels(str(label)).set(workers_by_state[label])
@@ -66,13 +67,13 @@ def metrics(context: ContextDep) -> Response:
         if worker.device_class is not None:
             rate_by_class[worker.device_class] += rates.get(worker.id, 0.0)
     for device_class, rate in rate_by_class.items():
-        gauges.trials_per_minute.labels(device_class).set(rate)
+        gauges.trials_per_minute.labels(device_class, names[device_class]).set(rate)
     gauges.held_leases.set(len(held))
     gauges.oldest_lease_s.set(max((now - lease.taken_at for lease in held), default=0.0))
     return Response(gauges.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _set_queues(gauges: ServerMetrics, queues: Sequence[Queue], now: float) -> None:
+def _set_queues(gauges: ServerMetrics, queues: Sequence[Queue], names: Mapping[str, str], now: float) -> None:
     for state in (state for state in JobState if not state.finished):
         in_state = [queue for queue in queues if queue.state is state]
         oldest_at = min((queue.oldest_at for queue in in_state), default=now)
@@ -81,22 +82,25 @@ def _set_queues(gauges: ServerMetrics, queues: Sequence[Queue], now: float) -> N
     gauges.open_trials.clear()
     for queue in queues:
         if queue.device_class is not None:
-            gauges.open_trials.labels(queue.device_class).inc(queue.open_trials)
+            of_class = queue.device_class, names[queue.device_class]
+            gauges.open_trials.labels(*of_class).inc(queue.open_trials)
 
 
-def _set_models(gauges: ServerMetrics, models: Sequence[Version]) -> None:
+def _set_models(gauges: ServerMetrics, models: Sequence[Version], names: Mapping[str, str]) -> None:
     for model in models:
-        gauges.model_records.labels(model.device_class).set(model.records)
+        of_class = model.device_class, names[model.device_class]
+        gauges.model_records.labels(*of_class).set(model.records)
         learned = (model.metrics or {}).get("learned", {})
         for measure in ("r2", "pairwise", "recall"):
             if isinstance(learned.get(measure), int | float):
-                gauges.model_quality.labels(model.device_class, measure).set(learned[measure])
+                gauges.model_quality.labels(*of_class, measure).set(learned[measure])
 
 
-def _set_gains(gauges: ServerMetrics, published: Sequence[Job]) -> None:
+def _set_gains(gauges: ServerMetrics, published: Sequence[Job], names: Mapping[str, str]) -> None:
     gauges.model_gain.clear()
     for job in published:
-        labels = job.request.model_name, str(job.device_class)
+        assert job.device_class is not None, "it has an artifact"
+        labels = job.request.model_name, job.device_class, names[job.device_class]
         if job.untuned_s and job.tuned_s:
             gain = statistics.median(job.untuned_s) / statistics.median(job.tuned_s)
             gauges.model_gain.labels(*labels, "untuned").set(gain)
@@ -117,13 +121,14 @@ def _set_devices(
             gauges.worker_temperature.labels(worker.id).set(temperature_c)
 
 
-def _set_measured(gauges: ServerMetrics, workers: Sequence[WorkerInfo]) -> None:
+def _set_measured(gauges: ServerMetrics, workers: Sequence[WorkerInfo], names: Mapping[str, str]) -> None:
     gauges.measured.clear()
     for worker in workers:
         if worker.device_class is not None and worker.role is Role.MEASURE:
             went_well = worker.trials_done - worker.failures
             for outcome, number in {Outcome.OK.value: went_well, **worker.failures_by_kind}.items():
-                gauges.measured.labels(worker.device_class, outcome).inc(number)
+                of_class = worker.device_class, names[worker.device_class]
+                gauges.measured.labels(*of_class, outcome).inc(number)
 
 
 def _state(worker: WorkerInfo, now: float) -> str:

@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from records import devices
 from records.jobs import jobs, releases
 from records.jobs.jobs import Job
 from records.jobs.releases import NoArtifact, Release
@@ -110,9 +111,10 @@ def point(name: ReleaseName, body: ReleaseRequestBody, request: Request, context
         try:
             job_id = jobs.full_id(session, body.job)
             release = releases.point(session, name, job_id, context.now())
+            device = devices.get_class(session, str(release.job.device_class))
         except NoArtifact as error:
             raise Problem(409, "no-artifact", f"Nothing was released: {error}.") from error
-    request.state.audited = f"{name} on {release.job.device_class} is job {job_id}"
+    request.state.audited = f"{name} on {device.title} is job {job_id}"
     return ReleaseBody.of(release)
 
 
@@ -122,7 +124,8 @@ def drop(name: ReleaseName, request: Request, context: ContextDep, target: Targe
     with context.database.begin() as session:
         key = device_class(session, target, context.now())
         releases.drop(session, name, key)
-    request.state.audited = f"{name} on {key}"
+        device = devices.get_class(session, key)
+    request.state.audited = f"{name} on {device.title}"
 
 
 @router.get(

@@ -16,8 +16,10 @@ from pydantic import BaseModel, FailFast, Field
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from core.device import Device
 from core.measurement import Outcome, noise
 from core.target import MAX_TARGET_CHARS
+from records import devices
 from records.jobs import jobs, tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
@@ -225,7 +227,8 @@ async def best(
     if record is None and nearest:
         record = (await context.look_ups.best_nearest([workload], key)).get(workload)
     if record is None:
-        detail = f"No schedule is known of workload {workload} on {key}: tune a model that has it."
+        asked = await context.look_ups.facts(key)
+        detail = f"No schedule is known of workload {workload} on {asked.title}: tune a model that has it."
         raise Problem(404, "no-schedule", detail)
     of_class = await context.look_ups.facts(record.device_class)
     return TaggedJson.of(ScheduleBody.of(record, of_class, key)).to(request)
@@ -350,8 +353,8 @@ async def import_(
     parts.
     """
     async with received(request, context.transfers) as upload, context.importing:
-        imported = await context.transfers.run(_import, context, upload, target)
-    request.state.audited = imported.device_class
+        imported, device = await context.transfers.run(_import, context, upload, target)
+    request.state.audited = device.title
     return imported
 
 
@@ -365,8 +368,9 @@ def delete_imported(
     """Delete the imported schedules of a device class that were never measured there."""
     with context.database.begin() as session:
         key = device_class(session, target, context.now())
+        device = devices.get_class(session, key)
         workload = workload and tasks.full_hash(session, workload)
-    request.state.audited = key
+    request.state.audited = device.title
     deleted, last_id, is_done = 0, 0, False
     while not is_done:
         with context.database.begin() as session:
@@ -401,12 +405,13 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
     yield "]}"
 
 
-def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody:
+def _import(context: ServerContext, upload: Upload, target: str) -> tuple[ImportedBody, Device]:
     upload.file.seek(0)
     body = import_body.decode(upload.file.read())
     now = context.now()
     with context.database.begin() as session:
         key = device_class(session, target, now)
+        device = devices.get_class(session, key)
     # Each schedule once, even if the body repeats it.
     wanted = {(one.workload, one.trace): one for one in body.records}
     records = [
@@ -432,4 +437,4 @@ def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody
     for start in range(0, len(records), _IMPORT_BATCH):
         with context.database.begin() as session:
             added += imports.add(session, records[start : start + _IMPORT_BATCH], now)
-    return ImportedBody(device_class=key, records=len(body.records), added=added)
+    return ImportedBody(device_class=key, records=len(body.records), added=added), device

@@ -32,8 +32,9 @@ def device_class(session: Session, target: str, now: float) -> str:
     device = devices.resolve_class(session, target, now)
     if device is not None:
         return device.key
-    known = [{"key": known.key, "name": known.name} for known in devices.classes(session)]
-    listed = ", ".join(f"{one['name']} ({one['key']})" for one in known) or "none yet: start a worker"
+    classes = devices.classes(session)
+    known = [{"key": one.key, "name": one.name} for one in classes]
+    listed = ", ".join(one.title for one in classes) or "none yet: start a worker"
     if target == NATIVE:
         sentence = f"No worker is ready, so there is no native device. Known device classes: {listed}."
     else:

@@ -13,6 +13,7 @@ from rich.table import Table
 from core.exit_code import ExitCode
 from system.command import CommandError
 from tunefarm.cli.completion import job_ids
+from tunefarm.cli.device_classes import name_of, named_classes
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.options import AsJson, Data, Server, Token, checked_npz, print_json, print_plain, stdout
 from tunefarm.cli.progress import display
@@ -76,7 +77,8 @@ def _job_of(client: Client, artifact: str) -> str:
     """Return the id of the job that a release's name or the start of an id refers to. Raises CommandError."""
     named = [release for release in client.releases() if release.name == artifact]
     if len(named) > 1:
-        listed = ", ".join(f"{release.job} on {release.device_class}" for release in named)
+        classes = named_classes(client)
+        listed = ", ".join(f"{one.job} on {name_of(classes, one.device_class)}" for one in named)
         raise CommandError(
             f"the release {artifact} exists for several devices ({listed}): give a job's id", ExitCode.USAGE
         )

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from core.model_latency import network_s
 from core.quantization import Quantization
 from system.command import CommandError
 from tunefarm.cli.compiled import fetch_artifact
+from tunefarm.cli.device_classes import name_of, named_classes
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.job_options import with_job_options
 from tunefarm.cli.options import (
@@ -160,35 +160,10 @@ def tune(
     elif matrix or len(targets) > 1:
         # A service that is started for the command knows no class yet.
         with contextlib.suppress(CommandError), connect(settings) as service:
-            classes = _named_classes(service.client)
-            targets = {one: classes[one].name if one in classes else one for one in targets}
+            classes = named_classes(service.client)
+            targets = {one: name_of(classes, one) for one in targets}
     tuning = Tuning(models, request, output, bundle, targets)
     _run_and_print(tuning, settings, features, as_json, matrix=matrix)
-
-
-@dataclass(frozen=True)
-class _NamedClass:
-    """A device class: the `target` that means it, and its name for people, which tells it from the others."""
-
-    target: str
-    name: str
-    is_ready: bool
-
-
-def _named_classes(client: Client) -> dict[str, _NamedClass]:
-    """Return the device classes by their keys. If several have one name, their targets are their keys, and
-    their names end with their connected workers, or the key without any.
-    """
-    workers, classes = client.workers(), client.device_classes()
-    count = Counter(one.name for one in classes)
-    named = {}
-    for one in classes:
-        ready = sorted(worker.id for worker in workers if worker.connected and worker.device_class == one.key)
-        if count[one.name] == 1:
-            named[one.key] = _NamedClass(one.name, one.name, bool(ready))
-        else:
-            named[one.key] = _NamedClass(one.key, f"{one.name} ({', '.join(ready) or one.key})", bool(ready))
-    return named
 
 
 def _ready_targets(settings: CommandSettings) -> dict[str, str]:
@@ -196,7 +171,7 @@ def _ready_targets(settings: CommandSettings) -> dict[str, str]:
     ClientError.
     """
     with connect(settings) as service:
-        targets = {one.target: one.name for one in _named_classes(service.client).values() if one.is_ready}
+        targets = {one.target: one.name for one in named_classes(service.client).values() if one.is_ready}
     if not targets:
         raise CommandError("no device is ready: attach one with `tunefarm worker`", ExitCode.REFUSED)
     return targets

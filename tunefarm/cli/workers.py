@@ -85,7 +85,7 @@ def list_(
         stdout().print(worker_table(workers))
         for key in dict.fromkeys(worker.device_class for worker in workers):
             if key in classes:
-                print_plain(f"class {key}: {_speeds(classes[key])}")
+                print_plain(f"class {key}, {classes[key].name}: {_speeds(classes[key])}")
         for worker in workers:
             for note in _notes(worker):
                 print_plain(f"{worker.id}{note}")

@@ -39,7 +39,7 @@ def test_metrics_describe_the_queue_results_and_models(service: Service, worker:
     assert found['tunefarm_jobs{state="publishing"}'] == 0
     assert found['tunefarm_oldest_job_seconds{state="queued"}'] > 0
     assert found['tunefarm_oldest_job_seconds{state="publishing"}'] == 0
-    of_class = f'device_class="{key}"'
+    of_class = f'device="{worker.device.name}",device_class="{key}"'
     assert found[f"tunefarm_open_trials{{{of_class}}}"] == 4
     measured = {
         kind: found[f'tunefarm_measured_trials{{{of_class},outcome="{kind}"}}']

@@ -30,3 +30,21 @@ def test_nothing_is_left_behind_where_a_target_is_refused(
     with Client(service.url) as client:
         [job] = client.jobs()
     assert (job.target, job.state) == (worker.device.key, JobState.CANCELLED)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/schedules/best", {"workload": "5178284402301854127"}),
+        ("/v1/artifacts/best", {"model": "0" * 64}),
+        ("/v1/releases/production", {}),
+        ("/v1/cost-models", {}),
+    ],
+)
+def test_what_a_device_class_lacks_is_refused_with_its_name(
+    path: str, asked: dict[str, str], service: Service, worker: Worker
+) -> None:
+    worker.call()
+    answer = service.http.get(path, params=asked | {"target": worker.device.key})
+    assert answer.status_code == 404
+    assert f" {worker.device.name}" in answer.json()["detail"]

@@ -34,7 +34,8 @@ def test_a_webhook_is_made_listed_and_deleted(service: Service, worker: Worker) 
     job_id = publish(service, worker, b"data", 1e-3)
     (delivery,) = service.http.get(f"{path}/deliveries").json()["items"]
     assert (delivery["event"], delivery["state"], delivery["attempts"]) == ("job.finished", "pending", 0)
-    assert json.loads(delivery["body"])["data"]["job"] == job_id
+    told = json.loads(delivery["body"])["data"]
+    assert (told["job"], told["device_name"]) == (job_id, worker.device.name)
     assert service.http.delete(path).status_code == 204
     for method, address in (("DELETE", path), ("GET", f"{path}/deliveries")):
         answer = service.http.request(method, address)

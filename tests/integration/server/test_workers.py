@@ -294,7 +294,7 @@ def test_metrics_count_workers_leases_and_trials(service: Service, worker: Worke
     assert workers == {"busy": 1, "evicted": 1, "ready": 0, "lost": 0}
     assert samples["tunefarm_held_leases",] == 1
     assert samples["tunefarm_oldest_lease_seconds",] >= 0
-    assert samples["tunefarm_trials_per_minute", DEVICE.key] > 0
+    assert samples["tunefarm_trials_per_minute", DEVICE.name, DEVICE.key] > 0
 
 
 def test_a_worker_that_stopped_cleanly_is_away_and_not_lost(service: Service, worker: Worker) -> None:

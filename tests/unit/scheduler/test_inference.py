@@ -15,6 +15,7 @@ from records.jobs.jobs import Job
 from records.jobs.models import UploadKind
 from records.storage import blobs
 from scheduler.steps.inference import GONE, NO_OUTPUTS
+from tests.devices import DEVICE
 from tests.unit.scheduler.farm import FakeCompiler, Farm
 
 
@@ -92,7 +93,7 @@ def test_an_inference_waits_for_its_device_and_can_be_cancelled(farm: Farm, done
     assert farm.job("infer").state is JobState.PUBLISHING
     farm.now += 1000.0
     farm.sweep()
-    assert farm.job("infer").message.startswith(f"waiting for a device of class {done.device_class}: ")
+    assert farm.job("infer").message.startswith(f"waiting for a device of class {DEVICE.title}: ")
     with farm.database.begin() as session:
         jobs.cancel(session, "infer", farm.now)
     assert farm.lease() is None

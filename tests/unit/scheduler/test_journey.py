@@ -167,7 +167,7 @@ def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) ->
     assert job.trials_issued == 4
     farm.context.wake("round", "job")
     farm.drain()
-    assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    assert farm.job().message == f"waiting for a device of class {DEVICE.title}: start a worker on it"
     farm.tick()
     assert "waiting" not in farm.job().message
 
@@ -178,7 +178,7 @@ def test_a_device_that_stopped_cleanly_is_away_at_once(farm: Farm) -> None:
     farm.sweep()
     farm.context.wake("round", "job")
     farm.drain()
-    assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    assert farm.job().message == f"waiting for a device of class {DEVICE.title}: start a worker on it"
 
 
 def test_a_drained_device_is_named(farm: Farm) -> None:
@@ -189,7 +189,7 @@ def test_a_drained_device_is_named(farm: Farm) -> None:
     farm.sweep()
     farm.context.wake("round", "job")
     farm.drain()
-    said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
+    said = f"waiting for a device of class {DEVICE.title}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
         workers.set_desired_state(session, "worker", DesiredState.WORK)

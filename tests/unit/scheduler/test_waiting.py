@@ -78,7 +78,7 @@ def test_a_job_reports_its_broken_device_until_the_repair(farm: Farm) -> None:
     farm.submit()
     for _ in range(2):
         farm.sweep()
-    waits = f"waiting for a device of class {DEVICE.key}: worker worker "
+    waits = f"waiting for a device of class {DEVICE.title}: worker worker "
     farm.plug_in(WorkerState.PROBING)
     assert message(farm) == waits + "is probing its device"
     farm.plug_in(WorkerState.PROBING, WHY)
@@ -97,7 +97,7 @@ def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(far
         workers.register(
             session, WorkerSession("worker", "anew", WorkerState.PROBING, vitals=vitals), farm.now
         )
-    start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    start = f"waiting for a device of class {DEVICE.title}: start a worker on it"
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
 
 
@@ -143,7 +143,7 @@ def test_a_job_waits_for_a_device_that_is_reserved_for_another_token_and_says_so
     farm.sweep()
     with farm.database.begin() as session:
         reservations.reserve(session, "worker", "alice", farm.now + 60, farm.now)
-    assert message(farm) == f"waiting for a device of class {DEVICE.key}: {reserved}"
+    assert message(farm) == f"waiting for a device of class {DEVICE.title}: {reserved}"
     with farm.database.begin() as session:
         reservations.unreserve(session, "worker")
     assert message(farm) == "measuring"

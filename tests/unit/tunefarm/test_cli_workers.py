@@ -211,7 +211,7 @@ def test_the_speeds_of_a_device_class_are_shown(
         {"key": "cafe", "name": "a board", "cores": 4, "vector_bytes": 64} | {"profile": profile}
     ]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
-    assert capsys.readouterr().out.splitlines()[3:] == [f"class cafe: {said}"]
+    assert capsys.readouterr().out.splitlines()[3:] == [f"class cafe, a board: {said}"]
     assert run(app, ["workers", "--server", fake.url, "--json"]) == ExitCode.OK
     assert [one["profile"] for one in json.loads(capsys.readouterr().out)] == [profile] * 2
 

@@ -7,7 +7,7 @@ import { useAnswer, useForm, useJobEvents, useTitle } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
-import { Alert, Answer, DeviceName, Fact, Field, Gain, Later, Section, State, Tags, Trials } from "tunefarm/pages/parts.js";
+import { Alert, Answer, DeviceName, deviceName, Fact, Field, Gain, Later, Section, State, Tags, Trials } from "tunefarm/pages/parts.js";
 import { improvement, network, progress, spread, subgraphs, sum } from "tunefarm/series.js";
 
 // The number of subgraphs with their own colour. The others share one.
@@ -42,7 +42,7 @@ export function JobPage({ id, scopes }) {
   useTitle(job.value && `${job.value.model_name}, ${job.value.state}`);
   return html`<${Answer} answer=${job}>
     ${(value) => html`
-      <${Head} job=${value} tasks=${tasks.value?.items} scopes=${scopes} onChange=${job.refresh} />
+      <${Head} job=${value} classes=${classes.value?.items} tasks=${tasks.value?.items} scopes=${scopes} onChange=${job.refresh} />
       <${Answer} answer=${tasks}>
         ${(found) => html`<${Answer} answer=${trials}>
           ${(measured) => html`<${Details} job=${value} classes=${classes.value} tasks=${found.items} trials=${measured} />`}
@@ -52,7 +52,7 @@ export function JobPage({ id, scopes }) {
   <//>`;
 }
 
-function Head({ job, tasks, scopes, onChange }) {
+function Head({ job, classes, tasks, scopes, onChange }) {
   const [again, setAgain] = useState(null);
   const left = job.seconds_left;
   const peer = job.onnxruntime;
@@ -91,7 +91,7 @@ function Head({ job, tasks, scopes, onChange }) {
     </dl>
     ${peer?.note && html`<p class="muted">Not compared with ONNX Runtime: ${peer.note}.</p>`}
     <${Notes} job=${job} mayEdit=${maySubmit} onChange=${onChange} />
-    <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
+    <p class="muted">Job <code>${job.id}</code> · target ${deviceName(classes, job.target)}
       ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`}
       ${job.latency_s !== null && ` · until it takes ${latency(job.latency_s)}`}
       ${job.min_gain !== null && ` · until a minute gains less than ${digits(100 * job.min_gain)}%`} · seed ${job.seed}

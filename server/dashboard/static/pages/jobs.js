@@ -5,7 +5,7 @@ import { ago, duration, latency, time } from "tunefarm/format.js";
 import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { openShapes, Outline, useOutline } from "tunefarm/pages/outline.js";
-import { Alert, Answer, DeviceName, Field, Gain, MAX_TRIALS, Ratio, State, Tags, Trials } from "tunefarm/pages/parts.js";
+import { Alert, Answer, DeviceName, deviceName, Field, Gain, MAX_TRIALS, Ratio, ratioOf, State, Tags, Trials } from "tunefarm/pages/parts.js";
 
 // A browser opens six connections to a server, so only this many rows listen to events. The others poll.
 const FOLLOWED = 3;
@@ -19,10 +19,10 @@ const STATES = ["queued", "importing", "tuning", "publishing", "done", "failed",
 // The orders of the list besides newest first: a title, and a job's number or text to sort by.
 const ORDERS = {
   model: { title: "model", by: (job) => job.model_name.toLowerCase() },
-  device: { title: "device", by: (job) => job.device_class ?? "" },
+  device: { title: "device", by: (job, classes) => deviceName(classes, job.device_class ?? job.target).toLowerCase() },
   state: { title: "state", by: (job) => STATES.indexOf(job.state) },
   latency: { title: "latency", by: (job) => job.tuned_latency_s ?? Infinity },
-  ratio: { title: "gain over ONNX Runtime", by: (job) => -(job.onnxruntime?.ratio ?? 0) },
+  ratio: { title: "gain over ONNX Runtime", by: (job) => -(ratioOf(job) ?? 0) },
 };
 
 // `query` is the address after the question mark: the list's filter and order.
@@ -62,7 +62,8 @@ export function JobsPage({ scopes, query }) {
         const newest = new Set(items.map((job) => job.id));
         const all = [...items, ...older.filter((job) => !newest.has(job.id))];
         const followed = new Set(all.filter((job) => job.state === "tuning").slice(0, FOLLOWED));
-        if (sort) all.sort((a, b) => compare(ORDERS[sort].by(a), ORDERS[sort].by(b)));
+        const by = (job) => ORDERS[sort].by(job, classes.value?.items);
+        if (sort) all.sort((a, b) => compare(by(a), by(b)));
         if (!all.length && filter) return html`<p class="muted">No job matches.</p>`;
         if (!all.length) return html`<p class="muted">No job yet: drop a model above to start one.</p>`;
         return html`
@@ -118,7 +119,7 @@ function Filter({ chosen, sort, classes, onChange }) {
     <label>Device
       <select name="device_class" onChange=${apply}>
         ${option("", "any", chosen.device_class)}
-        ${classes.map((one) => option(one.key, one.name, chosen.device_class))}
+        ${classes.map(({ key }) => option(key, deviceName(classes, key), chosen.device_class))}
       </select>
     </label>
     <label>Tag <${Field} name="tag" value=${chosen.tag} size="10" pattern="[0-9A-Za-z][0-9A-Za-z._:\\/\\-]*" maxlength="50" /></label>
@@ -285,8 +286,8 @@ function Submit({ classes, again, onStarted }) {
       <label>Batch size, if dynamic <${Field} name="batch" type="number" min="1" max="65536" value=${again?.batch ?? ""} placeholder="from the shapes" /></label>
       <label>Shapes of dynamic inputs <${Field} name="shapes" placeholder=${openShapes(outline) || "input=1,3,224,224"} autocomplete="off" value=${again ? shapesText(again.shapes) : ""} /></label>
       <fieldset class="scopes devices"><legend>Devices, a job for each</legend>
-        ${[{ key: "native", name: "any ready device" }, ...classes].map(
-          ({ key, name }) => html`<label><input type="checkbox" name="target" value=${key} defaultChecked=${key === (again?.target ?? "native")} /> ${name}</label>`,
+        ${[["native", "any ready device"], ...classes.map(({ key }) => [key, deviceName(classes, key)])].map(
+          ([key, name]) => html`<label><input type="checkbox" name="target" value=${key} defaultChecked=${key === (again?.target ?? "native")} /> ${name}</label>`,
         )}
       </fieldset>
       <label>Quantize

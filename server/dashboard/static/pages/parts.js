@@ -71,16 +71,29 @@ export function Trials({ job, leftS }) {
   </span>`;
 }
 
-// The published model's speed-up over ONNX Runtime.
+// The published model's speed-up over ONNX Runtime. Before that, it is estimated; null while it is unknown.
+export function ratioOf({ onnxruntime: peer, estimated_latency_s: now }) {
+  return peer?.ratio ?? (peer?.latency_s && now ? peer.latency_s / now : null);
+}
+
 export function Ratio({ job }) {
-  const ratio = job.onnxruntime?.ratio;
-  return ratio ? html`<b class=${ratio >= 1 ? "gain" : ""}>${ratio.toPrecision(3)}×</b>` : "–";
+  const ratio = ratioOf(job);
+  if (!ratio) return "–";
+  return html`${!job.onnxruntime.ratio && html`<span class="muted">about</span> `}<b class=${ratio >= 1 ? "gain" : ""}>${ratio.toPrecision(3)}×</b>`;
+}
+
+// The name of the device class with a key; the start of the key follows a name that several classes have. A
+// key without a class is returned.
+export function deviceName(classes, key) {
+  const device = classes?.find((one) => one.key === key);
+  if (!device) return key;
+  const isOnly = classes.filter((one) => one.name === device.name).length === 1;
+  return isOnly ? device.name : `${device.name} (${key.slice(0, 6)})`;
 }
 
 // The name of a job's device class; its target while the class isn't known.
 export function DeviceName({ classes, job }) {
-  const device = classes?.find((one) => one.key === job.device_class);
-  return device?.name ?? job.device_class?.slice(0, 6) ?? job.target;
+  return deviceName(classes, job.device_class ?? job.target);
 }
 
 // A job's tags, each a link to the jobs with that tag.

@@ -4,10 +4,11 @@ import { call } from "tunefarm/api.js";
 import { ago, latency } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
-import { Alert, Answer } from "tunefarm/pages/parts.js";
+import { Alert, Answer, deviceName } from "tunefarm/pages/parts.js";
 
 export function ReleasesPage({ scopes }) {
   const releases = useAnswer("v1/releases");
+  const classes = useAnswer("v1/device-classes");
   const [problem, setProblem] = useState(null);
   const mayChange = scopes.includes("admin");
   const attempt = async (act) => {
@@ -46,12 +47,12 @@ export function ReleasesPage({ scopes }) {
         ${items.length > 0 &&
         html`<table class="cards">
           <caption class="hidden">Releases, by name</caption>
-          <thead><tr><th scope="col">Name</th><th scope="col">Device class</th><th scope="col">Model</th><th scope="col" class="number">Version</th><th scope="col" class="number">Latency</th><th scope="col">Job</th><th scope="col">Set</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+          <thead><tr><th scope="col">Name</th><th scope="col">Device</th><th scope="col">Model</th><th scope="col" class="number">Version</th><th scope="col" class="number">Latency</th><th scope="col">Job</th><th scope="col">Set</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
           <tbody>
             ${items.map(
               (one) => html`<tr key=${`${one.name} ${one.device_class}`}>
                 <th scope="row" data-label="Name">${one.name}</th>
-                <td data-label="Device class"><code>${one.device_class}</code></td>
+                <td data-label="Device">${deviceName(classes.value?.items, one.device_class)}</td>
                 <td data-label="Model">${one.model_name}</td>
                 <td class="number" data-label="Version">${one.version}</td>
                 <td class="number" data-label="Latency">${one.latency_s === null ? "–" : latency(one.latency_s)}</td>

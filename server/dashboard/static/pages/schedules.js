@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { ago, latency, speed } from "tunefarm/format.js";
 import { useAnswer } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
-import { Answer, Hash } from "tunefarm/pages/parts.js";
+import { Answer, deviceName, Hash } from "tunefarm/pages/parts.js";
 
 // Rows that the button adds, and the rows of an answer. It is requested once, so that the list stays while it grows.
 const PAGE = 50;
@@ -26,9 +26,9 @@ export function SchedulesPage() {
     <h1>Best schedules</h1>
     <form class="card fields" role="search" onSubmit=${search}>
       <label>Operator or shape <input name="words" type="search" placeholder="conv2d 56,56" /></label>
-      <label>Device class
+      <label>Device
         <select onChange=${(event) => setTarget(event.target.value)}>
-          ${classes.value?.items.map((one) => html`<option value=${one.key} selected=${one.key === key}>${one.name} (${one.key.slice(0, 6)})</option>`)}
+          ${classes.value?.items.map((one) => html`<option value=${one.key} selected=${one.key === key}>${deviceName(classes.value.items, one.key)}</option>`)}
         </select>
       </label>
       <button class="main">Search</button>
