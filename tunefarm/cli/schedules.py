@@ -10,18 +10,20 @@ import typer
 
 from core.durations import latency_text
 from core.measurement import NOISY
+from tunefarm.cli.device_classes import name_of, named_classes
 from tunefarm.cli.options import (
     AsJson,
     Data,
     Server,
     Target,
     Token,
+    opened,
     prepared_output,
     print_json,
     print_plain,
 )
 from tunefarm.cli.remarks import say
-from tunefarm.embedded.service import connect_or_start, wait_for_device
+from tunefarm.embedded.service import NATIVE, connect_or_start, wait_for_device
 from tunefarm.settings import load
 
 
@@ -39,16 +41,17 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best schedule known of a workload."""
-    with connect_or_start(load(server=server, token=token, data=data), say) as service:
-        wait_for_device(service, target)
-        schedule = service.client.best(service.client.workload_hash(workload), target)
+    with opened(server, token, data) as service:
+        wanted = service.known_target(target)
+        schedule = service.client.best(service.client.workload_hash(workload), wanted)
+        device = name_of(named_classes(service.client), schedule.device_class)
     if as_json:
         print_json(asdict(schedule))
     else:
         latency = latency_text(schedule.latency_s)
         if schedule.source == "import":
             latency = f"imported, not measured here; its database reports {latency}"
-        print_plain(f"{latency} on device class {schedule.device_class}\n{schedule.trace}")
+        print_plain(f"{latency} on {device}\n{schedule.trace}")
 
 
 def show(
@@ -68,13 +71,13 @@ def show(
     """Print the best program of a workload as loops, in TVMScript."""
     from tunefarm.client.metaschedule_files import load_compiler
 
-    with connect_or_start(load(server=server, token=token, data=data), say) as service:
+    with opened(server, token, data) as service:
         workload = service.client.workload_hash(workload)
         module_json = service.client.workload(workload)
-        schedule = None
+        schedule, device = None, ""
         if not naive:
-            wait_for_device(service, target)
-            schedule = service.client.best(workload, target)
+            schedule = service.client.best(workload, service.known_target(target))
+            device = name_of(named_classes(service.client), schedule.device_class)
     workloads = load_compiler("compiler.workload")
     module = workloads.from_json(module_json)
     if schedule is not None:
@@ -91,7 +94,7 @@ def show(
             noise += " (noisy: the device was disturbed)"
         took = f"{latency_text(schedule.latency_s)}{noise}"
         claimed = " by its database's report, not measured here" if schedule.source == "import" else ""
-        print_plain(f"# {took}{claimed} on device class {schedule.device_class}")
+        print_plain(f"# {took}{claimed} on {device}")
     print_plain(workloads.tvmscript(module))
 
 
@@ -111,9 +114,9 @@ def export(
     from tunefarm.client import metaschedule_files
 
     prepared_output(output)
-    with connect_or_start(load(server=server, token=token, data=data), say) as service:
+    with opened(server, token, data) as service:
         if job is None:
-            wait_for_device(service, target)
+            target = service.known_target(target or NATIVE)
         else:
             job = service.client.job_id(job)
         counts = metaschedule_files.write(service.client.export(target=target, job_id=job), output)
@@ -141,10 +144,11 @@ def import_(
     with connect_or_start(load(server=server, token=token, data=data), say) as service:
         wait_for_device(service, target)
         result = service.client.import_(database, target)
+        device = name_of(named_classes(service.client), result.device_class)
     if as_json:
         print_json(asdict(result))
     else:
-        print_plain(f"{result.added} of {result.records} records are new on {result.device_class}")
+        print_plain(f"{result.added} of {result.records} records are new on {device}")
 
 
 def delete_imported(
@@ -158,10 +162,10 @@ def delete_imported(
     as_json: AsJson = False,
 ) -> None:
     """Delete the imported schedules that no device has measured yet."""
-    with connect_or_start(load(server=server, token=token, data=data), say) as service:
-        wait_for_device(service, target)
-        result = service.client.delete_imported(target, workload)
+    with opened(server, token, data) as service:
+        result = service.client.delete_imported(service.known_target(target), workload)
+        device = name_of(named_classes(service.client), result.device_class)
     if as_json:
         print_json(asdict(result))
     else:
-        print_plain(f"{result.deleted} imported records are deleted on {result.device_class}")
+        print_plain(f"{result.deleted} imported records are deleted on {device}")

@@ -19,13 +19,15 @@ from tunefarm.settings import CommandSettings
 if TYPE_CHECKING:
     from tunefarm.embedded.stack import Stack
 
+NATIVE = "native"
 DEVICE_TIMEOUT_S = 120.0
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class Service:
-    """A connection to a service. `embedded`: it was started for this command.
+    """A connection to a service. `embedded`: it was started for this command. `alone`: it is only a server
+    over the data folder.
 
     `check` raises StackError if an embedded one has broken down, or its device can't measure.
     """
@@ -33,6 +35,17 @@ class Service:
     client: Client
     check: Callable[[], None] = lambda: None
     embedded: bool = False
+    alone: bool = False
+
+    def known_target(self, target: str) -> str:
+        """Return the target to look up. Beside a server alone, no worker is `native`, so the class of the
+        worker that was seen last takes its place.
+        """
+        if target != NATIVE or not self.alone:
+            return target
+        seen = [worker for worker in self.client.workers() if worker.device_class is not None]
+        newest = max(seen, key=lambda worker: worker.last_seen_at, default=None)
+        return target if newest is None else str(newest.device_class)
 
 
 @contextlib.contextmanager
@@ -68,7 +81,7 @@ def connect_or_open(settings: CommandSettings) -> Iterator[Service]:
 
     config = stack.StackConfig(settings.data, token=settings.secret, server_alone=True)
     with stack.start(config) as started, _client(started.running.url, settings) as client:
-        yield Service(client, started.check)
+        yield Service(client, started.check, alone=True)
 
 
 @contextlib.contextmanager
@@ -131,13 +144,13 @@ class StackMonitor:
         return found
 
 
-def wait_for_device(service: Service, target: str | None) -> None:
+def wait_for_device(service: Service, target: str) -> None:
     """Wait until the worker of an embedded stack has registered its device, which `native` refers to.
 
     Raises CommandError if that takes too long.
     """
     deadline = time.monotonic() + DEVICE_TIMEOUT_S
-    while service.embedded and target in (None, "native"):
+    while service.embedded and target == NATIVE:
         service.check()
         workers = [worker for worker in service.client.workers() if worker.connected]
         if any(worker.state in ("ready", "busy") and worker.device_class for worker in workers):

@@ -11,12 +11,17 @@ import pytest
 
 from core.exit_code import ExitCode
 from core.job import UNFINISHED, Budget, JobState
+from core.worker import WorkerState
 from records import devices
-from records.jobs import jobs, models
+from records.fleet import workers
+from records.fleet.workers import WorkerSession
+from records.jobs import jobs, models, tasks
 from records.jobs.jobs import JobRequest
+from records.schedules import imports
 from records.storage import blobs
 from records.storage.database import Database
 from tests.devices import DEVICE
+from tests.unit.records.farm import record
 from tunefarm.cli.app import app, run
 from tunefarm.embedded import stack
 from tunefarm.embedded.folder import DataFolder
@@ -44,11 +49,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataFolder:
             jobs.set_artifacts(session, "done", tuned_sha=blobs.put(session, b"artifact"))
             jobs.set_end_to_end(session, "done", "tuned", [1e-3])
             jobs.advance(session, "done", UNFINISHED, JobState.DONE, 2.0)
+            workers.register(session, WorkerSession("local", "s", WorkerState.READY, DEVICE), 3.0)
+            tasks.put_workload(session, "w1", "{}")
+            imports.add(session, [record("[]", 1e-3, source="import")], 3.0)
     return made
 
 
 @pytest.mark.slow_lane(seconds=10)
-def test_jobs_are_listed_reported_cancelled_and_deleted_without_a_service(
+def test_jobs_and_schedules_are_read_and_deleted_without_a_service(
     folder: DataFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)  # nothing is compiled
@@ -62,6 +70,9 @@ def test_jobs_are_listed_reported_cancelled_and_deleted_without_a_service(
     printed("report done")
     assert "net" in Path("tunefarm-done.html").read_text()
     assert "no cost model was trained yet" in printed("model")
+    assert f"reports 1 ms on {DEVICE.name}\n" in printed("best w1")
+    assert "0 records of 0 workloads are in out" in printed("export --output out")
+    assert f"1 imported records are deleted on {DEVICE.name}" in printed("delete-imported")
     assert json.loads(printed("cancel wait --json"))["state"] == "cancelled"
     printed("delete done")
     assert [job["id"] for job in json.loads(printed("jobs --json"))] == ["waiting"]
@@ -81,6 +92,15 @@ def test_live_tables_and_watch_need_a_running_service(
         code = run(app, [*command.split(), "--data", str(folder.path)])
         assert code == ExitCode.UNREACHABLE
         assert "start one with `tunefarm up`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["best w1", "show w1", "export --output out", "delete-imported"])
+def test_nothing_is_started_to_look_up_schedules_where_there_are_none(
+    command: str, folder: DataFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "start", lambda config: pytest.fail("a stack was started"))
+    assert run(app, [*command.split(), "--data", "elsewhere"]) == ExitCode.UNREACHABLE
+    assert "no service is running here" in capsys.readouterr().err
 
 
 def test_only_the_server_is_started(folder: DataFolder) -> None:

@@ -16,13 +16,15 @@ from tunefarm.client.values import Schedule
 
 def test_the_best_and_the_naive_program_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     best = Schedule("abc", "cafe", TRACE, 1e-3, (1e-3, 1e-3), TARGET, noise=0.02)
-    with serving(FakeService(best=best, module_json=to_json(normalise(matmul())))) as service:
+    classes = [{"key": "cafe", "name": "a board", "cores": 4, "vector_bytes": 16}]
+    fake = FakeService(best=best, device_classes=classes, module_json=to_json(normalise(matmul())))
+    with serving(fake) as service:
         texts = []
         for flags in ([], ["--naive"]):
             assert run(app, ["show", "abc", "--server", service.url, *flags]) == ExitCode.OK
             texts.append(capsys.readouterr().out)
     shown, naive = texts
-    assert shown.startswith("# 1 ms, varying by 2% on device class cafe\n")
+    assert shown.startswith("# 1 ms, varying by 2% on a board\n")
     assert naive.startswith("# as imported")
 
     noisy = replace(best, noise=12.72)

@@ -12,13 +12,33 @@ import pytest
 from core.exit_code import ExitCode
 from tunefarm.client.client import UnreachableError
 from tunefarm.client.values import Worker
-from tunefarm.embedded.service import StackMonitor
+from tunefarm.embedded.service import Service, StackMonitor
 from tunefarm.embedded.stack import Stack
 from tunefarm.errors import StackError
 
 WHY = "its check was ended by SIGILL (illegal instruction)"
 WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)
 BROKEN = replace(WORKER, health_error=WHY)
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "target", "known"),
+    [(True, "native", "newer"), (True, "pi", "pi"), (False, "native", "native")],
+)
+def test_native_is_the_last_workers_class_beside_a_server_alone(
+    is_alone: bool, target: str, known: str
+) -> None:
+    seen = [
+        replace(WORKER, id=str(key), device_class=key, last_seen_at=at_s)
+        for key, at_s in (("older", 2.0), ("newer", 3.0), (None, 4.0))
+    ]
+    client = cast(Any, SimpleNamespace(workers=lambda: seen))
+    assert Service(client, alone=is_alone).known_target(target) == known
+
+
+def test_native_stays_where_no_worker_was_seen() -> None:
+    client = cast(Any, SimpleNamespace(workers=lambda: [WORKER]))
+    assert Service(client, alone=True).known_target("native") == "native"
 
 
 class Played:
