@@ -19,7 +19,7 @@ from core.job import JobState, Quantize
 from core.model_format import ModelFormat
 from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import LayerAccuracy, OutputAccuracy, Quantization
-from core.tokens import Scope
+from core.tokens import DEFAULT_LIFETIME_S, Scope
 from core.worker import WorkerState
 from records import access
 from records.access import AuditEntry, Token
@@ -404,6 +404,8 @@ def test_the_api_is_documented_without_other_sites(page: Page, site: Service) ->
 
 
 def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -> None:
+    days = page.get_by_label("Valid for days")
+    expect(days).to_have_value(f"{DEFAULT_LIFETIME_S / 86400:.0f}")  # as the command and the API do
     open_page(page, site, "#/access")
     page.get_by_label("Name").fill(EVIL)
     page.get_by_label("read").check()

@@ -18,6 +18,13 @@ def scraped(service: Service) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[:1] != "#")}
 
 
+def test_tokens_that_expire_soon_are_counted(service: Service) -> None:
+    for days in (13, 15):
+        asked = {"name": "ci", "scopes": ["read"], "expires_after_s": days * 86400}
+        assert service.http.post("/v1/tokens", json=asked).is_success
+    assert scraped(service)["tunefarm_ending_tokens"] == 1
+
+
 def test_metrics_describe_the_queue_results_and_models(service: Service, worker: Worker) -> None:
     worker.call()
     key = worker.device.key

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from core.exit_code import ExitCode
+from core.tokens import DEFAULT_LIFETIME_S
 from system.command import CommandError
 from tunefarm.cli.app import run
 from tunefarm.cli.tokens import app, lifetime_s
 
-from .conftest import Service, Start
+from .conftest import Service, Start, bearer
 
 BOOTSTRAP = "the bootstrap token"
 
@@ -53,6 +54,9 @@ def test_json_has_every_field(guarded: Service, capsys: pytest.CaptureFixture[st
     made = json.loads(capsys.readouterr().out)
     assert made["token"].startswith("tf_")
     assert (made["expires_at"], made["scopes"]) == (None, ["worker"])
+    asked = {"name": "board", "scopes": ["worker"]}
+    plain = guarded.http.post("/v1/tokens", json=asked, headers=bearer(BOOTSTRAP)).json()
+    assert plain["expires_at"] - plain["created_at"] == DEFAULT_LIFETIME_S, "as by the command"
 
 
 def test_the_error_names_the_missing_scope(

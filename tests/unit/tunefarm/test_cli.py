@@ -90,6 +90,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx named.onnx --shape x=1", 2, "--shape doesn't fit: there is no input"),
         ("tune named.onnx --shape n=2,2 --shape m=1", 2, "a size of n is given twice"),
         ("tune named.onnx --shape n=0", 2, "all numbers above 0"),
+        ("tune named.onnx", 3, "leaves dimensions open"),
         ("compile named.onnx --shape n=2,3", 2, "'m' open: give its size too"),
         ("tune net.onnx b.onnx --model-weight 2", 2, "--model-weight is given 1 times for 2 models"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),

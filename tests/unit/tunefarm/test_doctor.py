@@ -66,6 +66,16 @@ def test_problems_come_with_the_next_step(
     assert all(bool(finding["mend"]) == (finding["state"] != "ok") for finding in found.values())
 
 
+def test_a_missing_client_of_redis_is_a_finding_in_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEFARM_BROKER", "redis://doctor-without-a-client/0")
+    monkeypatch.setattr("scheduler.app.find_spec", lambda name: None)
+    _, found = diagnosed(capsys)
+    assert found["broker"]["state"] == "problem"
+    assert found["broker"]["found"].endswith("client isn't installed: pip install 'tunefarm[redis]'")
+
+
 def test_the_doctor_prints_a_table_with_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["doctor", "--server", "http://127.0.0.1:1"]) == ExitCode.LOCAL
     captured = capsys.readouterr()
