@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from core.model_latency import network_s
 from records.storage.database import NotFound
 from records.storage.ids import only_id
 from records.storage.statements import insert_missing
@@ -77,6 +79,16 @@ class KnownWorkload(NamedTuple):
     name: str
     signature: str
     flops: float
+
+
+class _MeasuredTask(NamedTuple):
+    """The part of a task that says how much of its model's latency it takes."""
+
+    workload_hash: str
+    variant_of: str
+    weight: int
+    covered: bool
+    best_s: float | None
 
 
 def put_workload(
@@ -213,6 +225,28 @@ def for_job(session: Session, job_id: str) -> list[Task]:
         )
         for row, trials, best_s in session.execute(query)
     ]
+
+
+def estimates(session: Session, job_ids: Collection[str]) -> dict[str, float]:
+    """Return the estimated latencies of jobs in seconds: what their subgraphs take together. Jobs with an
+    unmeasured subgraph have none."""
+    query = (
+        select(
+            TaskRow.job_id,
+            TaskRow.workload_hash,
+            TaskRow.variant_of,
+            TaskRow.weight,
+            TaskRow.covered,
+            _BEST.correlate(TaskRow, JobRow).scalar_subquery(),
+        )
+        .join(JobRow, JobRow.id == TaskRow.job_id)
+        .where(TaskRow.job_id.in_(job_ids))
+    )
+    found: defaultdict[str, list[_MeasuredTask]] = defaultdict(list)
+    for job_id, *task in session.execute(query):
+        found[job_id].append(_MeasuredTask(*task))
+    known = {job_id: network_s(own) for job_id, own in found.items()}
+    return {job_id: secs for job_id, secs in known.items() if secs is not None}
 
 
 def known_before(session: Session, job_id: str) -> dict[int, float]:

@@ -205,7 +205,8 @@ class JobBody(BaseModel):
     left to try. `seconds_left` is an estimate, null while it is unknown. Jobs that share their trials are
     listed in `members`, which is empty for a single job. `onnxruntime` is null until the search has begun,
     and its `ratio` until a model is published. `footprint` is null until then, and if an older worker timed
-    it.
+    it. `estimated_latency_s` is what the best programs of all subgraphs take together; null until each has
+    been measured, and once the job is finished.
     `published_before_s` are the repeats of the model's earlier artifact, timed in turns with the others.
     `artifact_version` counts the artifacts of the model on the device class. An inference job runs the
     artifact of the job `infers`. `tags` and `notes` are written by users.
@@ -241,6 +242,7 @@ class JobBody(BaseModel):
     tuned_s: list[float]
     tuned_interval_s: tuple[float, float] | None
     noisy: bool
+    estimated_latency_s: float | None
     published_before_s: list[float]
     onnxruntime: OnnxRuntimeBody | None
     footprint: FootprintBody | None
@@ -251,7 +253,12 @@ class JobBody(BaseModel):
 
     @classmethod
     def of(
-        cls, job: Job, now: float, members: Sequence[str] = (), published_before_s: Sequence[float] = ()
+        cls,
+        job: Job,
+        now: float,
+        members: Sequence[str] = (),
+        published_before_s: Sequence[float] = (),
+        estimated_s: float | None = None,
     ) -> JobBody:
         request, expected_at = job.request, job.expected_end_at
         return cls(
@@ -285,6 +292,7 @@ class JobBody(BaseModel):
             tuned_s=list(job.tuned_s or ()),
             tuned_interval_s=confidence_interval(job.tuned_s or ()),
             noisy=is_noisy(job.tuned_s or job.untuned_s or ()),
+            estimated_latency_s=estimated_s,
             published_before_s=list(published_before_s),
             artifact_version=job.artifact_version,
             infers=request.infers,
@@ -662,8 +670,17 @@ def _limits(session: Session, job: Job) -> Limits | None:
 def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]:
     members = jobs.groups(session, {job.group for job in found if job.group is not None})
     before = module_runs.published_before(session, [job.id for job in found])
+    measured = [job.id for job in found if job.state in (JobState.TUNING, JobState.PUBLISHING)]
+    estimates = tasks.estimates(session, measured)
     return [
-        JobBody.of(job, now, members[job.group] if job.group else (), before.get(job.id, ())) for job in found
+        JobBody.of(
+            job,
+            now,
+            members[job.group] if job.group else (),
+            before.get(job.id, ()),
+            estimates.get(job.id),
+        )
+        for job in found
     ]
 
 

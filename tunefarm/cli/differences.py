@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
@@ -18,6 +16,8 @@ from core.job import JobOptions, JobState
 from core.model_latency import base_workload
 from core.plain_text import without_controls
 from system.command import CommandError
+from tunefarm.cli.device_classes import name_of, named_classes
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -40,7 +40,17 @@ COMPARED = (
     *("model_name", "model", "shapes", "target", "device_class", "trials", "minutes", "latency_s"),
     *("min_gain", "objective", "model_weight", *(option.name for option in fields(JobOptions))),
 )
+# The options whose values are device classes, and what they are called before a class's name.
+CLASS_OPTIONS = {"target": "target", "device_class": "device"}
 SHOWN_CHANGES = 10
+COLUMNS = (
+    Column("subgraph", text=True),
+    Column.number("times", rank=2),
+    Column.number("first"),
+    Column.number("second"),
+    Column("second is"),
+    Column("schedule", rank=1),
+)
 
 
 @dataclass(frozen=True)
@@ -114,14 +124,16 @@ def diff(
     Latencies and schedules are compared for each subgraph, then the options.
     """
     with opened(server, token, data) as service:
-        found = difference(service.client, first, second)
+        found, classes = difference(service.client, first, second), named_classes(service.client)
     if as_json:
         print_json(found.as_json())
         return
-    names = [job.id for job in found.jobs]
-    stdout().print(_table(names, found))
+    for which, job in zip(("first", "second"), found.jobs, strict=True):
+        print_plain(f"{which:8}{job.model_name} on {name_of(classes, str(job.device_class))}, job {job.id}")
+    FittedTable(COLUMNS, _rows(found)).print(stdout())
     for name, values in found.options.items():
-        print_plain(f"{name}: {values[0]} -> {values[1]}")
+        before, after = (name_of(classes, value) if name in CLASS_OPTIONS else value for value in values)
+        print_plain(f"{CLASS_OPTIONS.get(name, name)}: {before} -> {after}")
 
 
 def check(
@@ -146,7 +158,8 @@ def check(
     with opened(server, token, data) as service:
         client = service.client
         job = _job_of(client, model)
-        release = _release(client.releases(), baseline, job)
+        device = name_of(named_classes(client), str(job.device_class))
+        release = _release(client.releases(), baseline, job, device)
         found = difference(client, release.job, job.id)
     before_s, now_s = found.latency_s
     if before_s is None or now_s is None:
@@ -159,7 +172,7 @@ def check(
         own = {"baseline": baseline, "regression": regression, "allowed": allowed, "passed": not is_slower}
         print_json(own | {"warnings": warnings} | found.as_json())
     else:
-        print_plain(_comment(found, baseline, regression, allowed, warnings))
+        print_plain(_comment(found, baseline, device, regression, allowed, warnings))
     for warning in warnings:
         say(f"warning: {without_controls(warning)}")
     if is_slower:
@@ -246,15 +259,18 @@ def _job_of(client: Client, model: str) -> Job:
     return job
 
 
-def _release(releases: Sequence[Release], name: str, job: Job) -> Release:
-    """Return the release with a name on the job's device class. Raises CommandError."""
+def _release(releases: Sequence[Release], name: str, job: Job, device: str) -> Release:
+    """Return the release with a name on the job's device class, which is called `device`.
+
+    Raises CommandError.
+    """
     for release in releases:
         if (release.name, release.device_class) == (name, job.device_class):
             return release
     known = sorted({release.name for release in releases if release.device_class == job.device_class})
     listed = ", ".join(known) if known else "none"
     raise CommandError(
-        f"no release {name!r} is on device class {job.device_class} (known there: {listed}): "
+        f"no release {name!r} is on {device} (known there: {listed}): "
         f"set one with `tunefarm release set {name} JOB`",
         ExitCode.REFUSED,
     )
@@ -290,22 +306,29 @@ def _times_text(weights: tuple[int | None, int | None]) -> str:
     return " -> ".join(map(str, known))
 
 
-def _table(names: Sequence[str], found: Difference) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("subgraph", "times", *names, "second job", "schedule"):
-        table.add_column(escape(column), justify="right" if column in ("times", *names) else "left")
-    for one in found.subgraphs:
-        latencies = map(latency_text, one.latency_s)
-        times = _times_text(one.weights)
-        cells = (one.name, times, *latencies, _speedup_text(one.speedup), one.schedule)
-        table.add_row(*map(escape, cells))
+def _rows(found: Difference) -> list[tuple[str, ...]]:
+    """Return the cells of each subgraph, and of the whole model."""
+    rows = [
+        (
+            one.name,
+            _times_text(one.weights),
+            *map(latency_text, one.latency_s),
+            _speedup_text(one.speedup),
+            one.schedule,
+        )
+        for one in found.subgraphs
+    ]
     latencies = map(latency_text, found.latency_s)
-    table.add_row("whole model", "1", *latencies, _speedup_text(_speedup(*found.latency_s)), style="bold")
-    return table
+    return [*rows, ("whole model", "1", *latencies, _speedup_text(_speedup(*found.latency_s)), "")]
 
 
 def _comment(
-    found: Difference, baseline: str, regression: float, allowed: float, warnings: Sequence[str]
+    found: Difference,
+    baseline: str,
+    device: str,
+    regression: float,
+    allowed: float,
+    warnings: Sequence[str],
 ) -> str:
     """Return a comment in Markdown for a pull request."""
     before_s, now_s = found.latency_s
@@ -319,7 +342,7 @@ def _comment(
         f"### {'❌' if is_slower else '✅'} {_cell(now.model_name)}: {verdict} `{baseline}`",
         "",
         *(f"⚠️ Warning: {_cell(warning)}.\n" for warning in warnings),
-        f"At most {allowed:.1%} slower is allowed. Device class `{now.device_class}`.",
+        f"At most {allowed:.1%} slower is allowed. Measured on {_cell(device)}.",
         "",
         f"| | `{baseline}` (`{before.id}`) | `{now.id}` | change |",
         "|---|---:|---:|---|",

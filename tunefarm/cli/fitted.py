@@ -1,4 +1,4 @@
-"""Tables for live displays: they fit the terminal, and each row takes one line."""
+"""Tables that fit the terminal: each row takes one line."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ class FittedTable:
         for row in self.rows:
             table.add_row(*(_cell(row[at]) for at in widths))
         yield table
+
+    def print(self, console: Console) -> None:
+        """Print the table so that it fits a terminal. Elsewhere its cells are complete, and wrap if they are
+        long.
+        """
+        if console.is_terminal:
+            console.print(self)
+            return
+        table = Table(box=None, pad_edge=False)
+        for column in self.columns:
+            table.add_column(column.title, justify=column.justify)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
 
     def _widths(self, terminal: int) -> Mapping[int, int]:
         """Return the widths of the columns to show, by their positions."""

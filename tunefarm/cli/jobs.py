@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
+from core.job import JobState
 from system.command import CommandError
 from system.new_file import new_file
 from tunefarm.cli.completion import job_ids
@@ -34,18 +34,19 @@ from tunefarm.cli.options import (
     print_plain,
     stdout,
 )
-from tunefarm.cli.progress import display, footprint_text, live_task_table, task_table
+from tunefarm.cli.progress import display, footprint_text, task_table
 from tunefarm.cli.remarks import remarks
 from tunefarm.client.values import Job
 
 COLUMNS = (
-    Column("job", rank=3, text=True),
+    Column("job", rank=4, text=True),
     Column("model", text=True),
     Column("state", text=True),
     Column.number("trials", rank=1),
-    Column.number("untuned", rank=2),
+    Column.number("untuned", rank=3),
     Column.number("tuned"),
-    Column("created", rank=4),
+    Column.number("vs. ONNX Runtime", rank=2),
+    Column("created", rank=5),
 )
 
 
@@ -55,6 +56,11 @@ def jobs(
         typer.Argument(metavar="[JOB]", help="Show this job with its tasks.", autocompletion=job_ids),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    search: Annotated[
+        str, typer.Option(metavar="WORDS", help="Only jobs with these in their model's name, tags or notes.")
+    ] = "",
+    tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.")] = None,
     live: IsLive = False,
     server: Server = None,
     token: Token = None,
@@ -62,30 +68,39 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, or show one."""
+    is_filtered = state is not None or search or tag is not None
+    empty = "no job matches" if is_filtered else "no job yet: start one with `tunefarm tune MODEL`"
     # Nothing changes in a folder without a running service.
     with (connected if live else opened)(server, token, data) as service:
         client = service.client
         job = None if job is None else client.job_id(job)
+
+        def chosen() -> list[Job]:
+            return list(islice(client.jobs(state=state, words=search, tag=tag), limit))
+
         if live and job is None:
-            show_live(lambda: _live_table(list(islice(client.jobs(), limit))))
+            show_live(lambda: _table(found) if (found := chosen()) else Text(empty))
             return
         if live and job is not None:
-            show_live(lambda: Group(_live_table([client.job(job)]), live_task_table(client.tasks(job))))
+            show_live(lambda: Group(_table([client.job(job)]), task_table(client.tasks(job))))
             return
         if job is None:
-            listed, tasks = list(islice(service.client.jobs(), limit)), None
+            listed, tasks = chosen(), None
         else:
             listed, tasks = [service.client.job(job)], service.client.tasks(job)
     if as_json:
         found = [asdict(one) for one in listed]
         print_json(found if tasks is None else found[0] | {"tasks": [asdict(task) for task in tasks]})
         return
-    stdout().print(_table(listed))
+    if not listed:
+        print_plain(empty)
+        return
+    _table(listed).print(stdout())
     if tasks is not None:
         stdout().print(listed[0].error or listed[0].message, markup=False, highlight=False)
         if takes := footprint_text(listed[0].footprint):
             stdout().print(f"The artifact takes {takes}.", highlight=False)
-        stdout().print(task_table(tasks))
+        task_table(tasks).print(stdout())
 
 
 def watch(
@@ -97,7 +112,7 @@ def watch(
     if as_json:
         print_json(asdict(finished))
     else:
-        stdout().print(_table([finished]))
+        _table([finished]).print(stdout())
         if finished.message:
             stdout().print(finished.message, highlight=False, markup=False, soft_wrap=True)
     require_done(finished)
@@ -157,16 +172,7 @@ def delete(
         print_plain(f"job {job} is deleted")
 
 
-def _table(listed: Sequence[Job]) -> Table:
-    """Return a table of jobs that may wrap its cells."""
-    table = Table(*(column.title for column in COLUMNS), box=None, pad_edge=False)
-    for job in listed:
-        table.add_row(*map(escape, _cells(job)))
-    return table
-
-
-def _live_table(listed: Sequence[Job]) -> FittedTable:
-    """Return a table of jobs for a live display."""
+def _table(listed: Sequence[Job]) -> FittedTable:
     return FittedTable(COLUMNS, [_cells(job) for job in listed])
 
 
@@ -178,5 +184,6 @@ def _cells(job: Job) -> tuple[str, ...]:
         job.trials_text,
         latency_text(job.untuned_latency_s),
         latency_text(job.tuned_latency_s),
+        job.onnxruntime_text,
         datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
 from itertools import islice
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
 from core.model_format import recognise
-from core.model_latency import network_s
 from system.command import CommandError
+from tunefarm.cli.device_classes import name_of, named_classes
 from tunefarm.cli.differences import difference
 from tunefarm.cli.options import Data, Server, Token, checked_model, connected
 from tunefarm.cli.progress import by_time
 from tunefarm.cli.tune import DEFAULT_TRIALS
 from tunefarm.client.client import Client, ClientError
-from tunefarm.client.values import JobRequest
+from tunefarm.client.values import Job, JobRequest, Schedule
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -71,7 +71,9 @@ def mcp_server(client: Client) -> MCPServer:
 
 
 class Tools:
-    """The tools. Results are JSON objects with the fields of `tunefarm.client.values`."""
+    """The tools. Results are JSON objects with the fields of `tunefarm.client.values`. Those of jobs and
+    schedules also have a `device_name`.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -106,22 +108,23 @@ class Tools:
             target=target,
             minutes=minutes,
         )
-        return asdict(self._client.submit(request))
+        return self._named([self._client.submit(request)])[0]
 
     def watch(self, job: str, wait_s: float = 60.0) -> dict[str, Any]:
         """Wait until a job is finished, but at most `wait_s` seconds (up to 600); return the job.
 
-        `estimated_latency_s` is the sum of its subgraphs' best latencies; null until all are measured.
+        While it is tuned, `estimated_latency_s` is the sum of its subgraphs' best latencies; null until all
+        are measured.
         """
         job_id = self._client.job_id(job)
         end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
         while not (found := self._client.job(job_id)).state.finished and time.monotonic() < end:
             time.sleep(LOOK_EVERY_S)
-        return asdict(found) | {"estimated_latency_s": network_s(self._client.tasks(job_id))}
+        return self._named([found])[0]
 
     def jobs(self, limit: int = 20, state: JobState | None = None) -> list[dict[str, Any]]:
         """Return jobs, newest first."""
-        return [asdict(job) for job in islice(self._client.jobs(state=state), max(limit, 0))]
+        return self._named(list(islice(self._client.jobs(state=state), max(limit, 0))))
 
     def subgraphs(self, job: str) -> list[dict[str, Any]]:
         """Return a job's subgraphs, costliest first. `verdict` says how much each can still gain."""
@@ -133,11 +136,22 @@ class Tools:
 
     def best(self, workload: str, target: str = "native") -> dict[str, Any]:
         """Return the best known schedule of a workload, given by its hash."""
-        return asdict(self._client.best(workload, target))
+        return self._named([self._client.best(workload, target)])[0]
 
     def compare(self, first: str, second: str) -> dict[str, Any]:
         """Compare the published models of two finished jobs: latencies, subgraphs and options."""
-        return difference(self._client, first, second).as_json()
+        found = difference(self._client, first, second).as_json()
+        if "device_class" in found["options"]:
+            classes = named_classes(self._client)
+            keys = found["options"]["device_class"]
+            found["options"]["device_name"] = [name_of(classes, key) for key in keys]
+        return found
+
+    def _named(self, found: Sequence[Job | Schedule]) -> list[dict[str, Any]]:
+        """Return jobs or schedules as JSON objects with a `device_name`, null while the class isn't known."""
+        classes = named_classes(self._client)
+        names = [one.device_class and name_of(classes, one.device_class) for one in found]
+        return [asdict(one) | {"device_name": name} for one, name in zip(found, names, strict=True)]
 
 
 def _reporting_errors(tool: Callable[Args, Result]) -> Callable[Args, Result]:

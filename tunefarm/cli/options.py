@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
 from system.command import CommandError
 from tunefarm.cli.completion import job_ids
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.remarks import say
 from tunefarm.embedded.service import Service, connect, connect_or_open
 from tunefarm.errors import InputError
@@ -170,16 +169,21 @@ def print_json(value: Any) -> None:
 
 
 def print_list(
-    found: Sequence[Value], as_json: bool, columns: Sequence[str], row: Callable[[Value], Sequence[str]]
+    found: Sequence[Value],
+    as_json: bool,
+    columns: Sequence[Column],
+    row: Callable[[Value], Sequence[str]],
+    *,
+    empty: str,
 ) -> None:
-    """Print dataclasses as JSON, or as a table with a row for each."""
+    """Print dataclasses as JSON, or as a table with a row for each; the line `empty` if there are none."""
     if as_json:
         print_json([asdict(one) for one in found])
         return
-    table = Table(*columns, box=None, pad_edge=False)
-    for one in found:
-        table.add_row(*map(escape, row(one)))
-    stdout().print(table)
+    if not found:
+        print_plain(empty)
+        return
+    FittedTable(columns, [row(one) for one in found]).print(stdout())
 
 
 def print_one(found: DataclassInstance, as_json: bool, line: str) -> None:

@@ -33,7 +33,7 @@ REPEAT_EVERY_S = 300.0
 OTHER_ROWS = 6
 SEPARATOR = " · "
 ROWS_OF_LAYERS = 10
-LIVE_COLUMNS = (
+TASK_COLUMNS = (
     Column("task", text=True),
     Column.number("times", rank=2),
     Column.number("trials", rank=1),
@@ -186,7 +186,7 @@ def render(progress: JobProgress, width: int, height: int) -> Group:
     bar = Padding(ProgressBar(total=whole, completed=job.trials_done, width=min(width, 40)), 0)
     lines = [_line(text) for text in (*_filled(progress.parts, width), progress.message)]
     rows = max(3, height - OTHER_ROWS - len(lines))
-    return Group(*lines, bar, live_task_table(progress.tasks, rows))
+    return Group(*lines, bar, task_table(progress.tasks, rows))
 
 
 def _filled(parts: Sequence[str], width: int) -> list[str]:
@@ -206,27 +206,17 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def live_task_table(tasks: Sequence[Task], rows: int | None = None) -> FittedTable:
-    """Return a table as `task_table` does for a live display, of the costliest tasks, at most `rows`."""
+def task_table(tasks: Sequence[Task], rows: int | None = None) -> FittedTable:
+    """Return a row for each task, at most `rows` of the costliest.
+
+    It has the task's occurrences, trials, best latency, share of the network's time, and how close it is to
+    the device's limits.
+    """
     shown = by_time(tasks)[:rows]
     lines = [(task.label, str(task.weight), *_cells(task, tasks), task.verdict) for task in shown]
     if len(shown) < len(tasks):
         lines.append((f"and {len(tasks) - len(shown)} more", "", "", "", "", ""))
-    return FittedTable(LIVE_COLUMNS, lines)
-
-
-def task_table(tasks: Sequence[Task]) -> Table:
-    """Return a row for each task: its occurrences, trials, best latency, share of the network's time, and how
-    close it is to the device's limits.
-    """
-    table = Table(box=None, pad_edge=False)
-    for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
-        table.add_column(name, justify=justify, no_wrap=name == "times")  # type: ignore[arg-type]
-    table.add_column("of network", justify="right")
-    table.add_column("verdict")
-    for task in by_time(tasks):
-        table.add_row(escape(task.label), str(task.weight), *map(escape, _cells(task, tasks)), task.verdict)
-    return table
+    return FittedTable(TASK_COLUMNS, lines)
 
 
 def _cells(task: Task, tasks: Sequence[Task]) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 
 from core.durations import latency_text
 from tunefarm.cli.compiled import fetch_artifact
+from tunefarm.cli.device_classes import NamedClass, name_of, named_classes
+from tunefarm.cli.fitted import Column
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -28,6 +31,16 @@ from tunefarm.client.values import Release
 
 app = typer.Typer(help="Name artifacts, such as `production`, and fetch them.", rich_markup_mode=None)
 
+COLUMNS = (
+    Column("name", text=True),
+    Column("device", text=True),
+    Column("model", text=True),
+    Column.number("version", rank=1),
+    Column.number("latency"),
+    Column("job", rank=2, text=True),
+    Column("since", rank=3),
+)
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, dots, dashes, underscores.")]
 
 
@@ -43,7 +56,8 @@ def set_(
     """Let a name point to a job's artifact, on its device class."""
     with opened(server, token, data) as service:
         release = service.client.release(name, service.client.job_id(job))
-    version = f"version {release.version} of {release.model_name} on device class {release.device_class}"
+        device = name_of(named_classes(service.client), release.device_class)
+    version = f"version {release.version} of {release.model_name} on {device}"
     print_one(release, as_json, f"{release.name} is {version}")
 
 
@@ -51,9 +65,9 @@ def set_(
 def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the names and their artifacts."""
     with opened(server, token, data) as service:
-        found = service.client.releases()
-    columns = ("name", "device class", "model", "version", "latency", "job", "since")
-    print_list(found, as_json, columns, _row)
+        found, classes = service.client.releases(), named_classes(service.client)
+    empty = "no artifact has a name yet: give one with `tunefarm release set NAME JOB`"
+    print_list(found, as_json, COLUMNS, partial(_row, classes), empty=empty)
 
 
 @app.command()
@@ -98,6 +112,7 @@ def key(server: Server = None, token: Token = None, data: Data = None, as_json: 
     print_fields({"key": found}, as_json, found)
 
 
-def _row(one: Release) -> tuple[str, ...]:
+def _row(classes: Mapping[str, NamedClass], one: Release) -> tuple[str, ...]:
+    device = name_of(classes, one.device_class)
     version, latency, since = str(one.version), latency_text(one.latency_s), time_text(one.set_at)
-    return one.name, one.device_class, one.model_name, version, latency, one.job, since
+    return one.name, device, one.model_name, version, latency, one.job, since

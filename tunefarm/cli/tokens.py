@@ -10,6 +10,7 @@ import typer
 from core.exit_code import ExitCode
 from core.tokens import Scope
 from system.command import CommandError
+from tunefarm.cli.fitted import Column
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -24,6 +25,16 @@ from tunefarm.cli.options import (
 from tunefarm.client.values import StoredToken
 
 app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)
+
+COLUMNS = (
+    Column("id", text=True),
+    Column("name", text=True),
+    Column("scopes", text=True),
+    Column("state"),
+    Column("created", rank=3),
+    Column("expires", rank=1),
+    Column("last used", rank=2),
+)
 
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
@@ -51,8 +62,8 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
     """List the tokens, newest first."""
     with connected(server, token, data) as service:
         stored = service.client.tokens()
-    columns = ("id", "name", "scopes", "state", "created", "expires", "last used")
-    print_list(stored, as_json, columns, _row)
+    empty = "no token yet: make one with `tunefarm token create --name NAME --scope read`"
+    print_list(stored, as_json, COLUMNS, _row, empty=empty)
 
 
 @app.command()

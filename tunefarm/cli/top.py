@@ -13,14 +13,13 @@ from rich.text import Text
 
 from core.durations import duration_text, latency_text
 from core.job import JobState
-from core.model_latency import network_s
 from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.live import show_live
 from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json
 from tunefarm.cli.progress import TrialRate
-from tunefarm.cli.workers import live_worker_table
+from tunefarm.cli.workers import worker_table
 from tunefarm.client.client import Client
-from tunefarm.client.values import Job, Task
+from tunefarm.client.values import Job
 
 # The states of unfinished jobs, those closest to their end first.
 STATES = (JobState.PUBLISHING, JobState.TUNING, JobState.IMPORTING, JobState.QUEUED)
@@ -30,10 +29,10 @@ COLUMNS = (
     Column("model", text=True),
     Column("state", text=True),
     Column.number("trials"),
-    Column.number("trials/s", rank=4),
+    Column.number("trials/s", rank=5),
     Column.number("estimate", rank=1),
-    Column.number("vs. ONNX Runtime", rank=5),
-    Column.number("time left", rank=2),
+    Column.number("vs. ONNX Runtime", rank=2),
+    Column.number("time left", rank=4),
     Column("message", rank=6, text=True),
 )
 
@@ -65,35 +64,27 @@ class Screen:
     def draw(self) -> Group:
         """Return the current tables."""
         jobs = unfinished(self._client)
-        tasks = {job.id: self._client.tasks(job.id) for job in jobs if job.state is JobState.TUNING}
         for job in jobs:
             self._rates[job.id].note(self._clock(), job.trials_done)
         rates = {job.id: self._rates[job.id].trials_per_s() for job in jobs}
         workers = self._client.workers()
-        shown = _job_table(jobs, tasks, rates) if jobs else Text("no job is unfinished")
-        return Group(
-            shown, Text(), live_worker_table(workers) if workers else Text("no worker has connected yet")
-        )
+        shown = _job_table(jobs, rates) if jobs else Text("no job is unfinished")
+        return Group(shown, Text(), worker_table(workers) if workers else Text("no worker has connected yet"))
 
 
-def _job_table(
-    jobs: Sequence[Job], tasks: Mapping[str, Sequence[Task]], rates: Mapping[str, float | None]
-) -> FittedTable:
-    return FittedTable(
-        COLUMNS, [_cells(job, network_s(tasks.get(job.id, ())), rates[job.id]) for job in jobs]
-    )
+def _job_table(jobs: Sequence[Job], rates: Mapping[str, float | None]) -> FittedTable:
+    return FittedTable(COLUMNS, [_cells(job, rates[job.id]) for job in jobs])
 
 
-def _cells(job: Job, best_s: float | None, rate: float | None) -> tuple[str, ...]:
-    peer_s = None if job.onnxruntime is None else job.onnxruntime.latency_s
+def _cells(job: Job, rate: float | None) -> tuple[str, ...]:
     return (
         job.id,
         job.model_name,
         job.state,
         job.trials_text,
         "-" if rate is None else f"{rate:.1f}",
-        latency_text(best_s),
-        "-" if best_s is None or peer_s is None else f"about {peer_s / best_s:.2f}x",
+        latency_text(job.estimated_latency_s),
+        job.onnxruntime_text,
         "-" if job.seconds_left is None else duration_text(job.seconds_left),
         job.message,
     )

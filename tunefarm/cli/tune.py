@@ -299,7 +299,7 @@ class TuneResult:
             ("run", shlex.join([_program("python"), "-c", _RUN.format(json.dumps(str(self.output)))])),
             ("compare", shlex.join([_program("tunefarm"), "bench", str(self.output), *self._against])),
         ]
-        console.print(task_table(self.tasks))
+        task_table(self.tasks).print(console)
         if self.quantization is not None:
             console.print()
             console.print(layer_table(self.quantization))

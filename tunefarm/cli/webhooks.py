@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from core.webhook import WebhookEvent
+from tunefarm.cli.fitted import Column
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -21,6 +22,21 @@ from tunefarm.cli.options import (
 from tunefarm.client.values import StoredWebhook, WebhookDelivery
 
 app = typer.Typer(help="Let the service send events to other programs.", rich_markup_mode=None)
+
+COLUMNS = (
+    Column("id", text=True),
+    Column("url", text=True),
+    Column("events", text=True),
+    Column("created", rank=1),
+)
+DELIVERY_COLUMNS = (
+    Column("event"),
+    Column("state"),
+    Column.number("attempts", rank=1),
+    Column("created", rank=3),
+    Column("next attempt", rank=2),
+    Column("error", text=True),
+)
 
 WebhookId = Annotated[
     str, typer.Argument(metavar="ID", help="As `tunefarm webhook list` shows it, or the start of it.")
@@ -48,7 +64,8 @@ def list_(server: Server = None, token: Token = None, data: Data = None, as_json
     """List the webhooks, oldest first."""
     with connected(server, token, data) as service:
         found = service.client.webhooks()
-    print_list(found, as_json, ("id", "url", "events", "created"), _row)
+    empty = "no webhook yet: make one with `tunefarm webhook create URL --event job.finished`"
+    print_list(found, as_json, COLUMNS, _row, empty=empty)
 
 
 @app.command()
@@ -62,8 +79,8 @@ def deliveries(
     """List the last messages for a webhook, newest first."""
     with connected(server, token, data) as service:
         found = service.client.webhook_deliveries(webhook_id)
-    columns = ("event", "state", "attempts", "created", "next attempt", "error")
-    print_list(found, as_json, columns, _delivery_row)
+    empty = "no message yet: none of its events has occurred"
+    print_list(found, as_json, DELIVERY_COLUMNS, _delivery_row, empty=empty)
 
 
 @app.command()

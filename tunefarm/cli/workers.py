@@ -7,8 +7,6 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from core.durations import duration_text
 from core.exit_code import ExitCode
@@ -74,7 +72,7 @@ def list_(
         return
     with connected(server, token, data) as service:
         if live:
-            show_live(lambda: live_worker_table(service.client.workers()))
+            show_live(lambda: worker_table(service.client.workers()))
             return
         workers = service.client.workers()
         classes = {one.key: one for one in service.client.device_classes()}
@@ -82,7 +80,7 @@ def list_(
         profiles: dict[str | None, Any] = {key: one.profile for key, one in classes.items()}
         print_json([asdict(one) | {"profile": profiles.get(one.device_class)} for one in workers])
     elif workers:
-        stdout().print(worker_table(workers))
+        worker_table(workers).print(stdout())
         for key in dict.fromkeys(worker.device_class for worker in workers):
             if key in classes:
                 print_plain(f"class {key}, {classes[key].name}: {_speeds(classes[key])}")
@@ -219,18 +217,8 @@ def _speeds(device_class: DeviceClass) -> str:
     return ", ".join(parts)
 
 
-def worker_table(workers: Sequence[Worker]) -> Table:
-    """Return a table of workers that may wrap its cells."""
-    table = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column.title, justify=column.justify)
-    for worker in workers:
-        table.add_row(*map(escape, _cells(worker)))
-    return table
-
-
-def live_worker_table(workers: Sequence[Worker]) -> FittedTable:
-    """Return a table of workers for a live display."""
+def worker_table(workers: Sequence[Worker]) -> FittedTable:
+    """Return a table of workers."""
     return FittedTable(COLUMNS, [_cells(worker) for worker in workers])
 
 

@@ -177,9 +177,17 @@ class Client:
             raise ClientError(f"several jobs start with {start!r} ({listed}): give more of the id")
         return ids[0] if len(ids) == 1 else start
 
-    def jobs(self, page_size: int = 50, *, state: JobState | None = None) -> Iterator[Job]:
-        """Return all jobs, or those in one state, newest first, fetched a page at a time."""
-        query: dict[str, str | int] = {"limit": page_size} | ({} if state is None else {"state": state})
+    def jobs(
+        self, page_size: int = 50, *, state: JobState | None = None, words: str = "", tag: str | None = None
+    ) -> Iterator[Job]:
+        """Return jobs, newest first, fetched a page at a time.
+
+        Leave out jobs in another state, without this tag, or without one of the words in the name of their
+        model, their tags or notes.
+        """
+        query: dict[str, str | int] = {"limit": page_size}
+        query |= {} if state is None else {"state": state}
+        query |= ({"words": words} if words else {}) | ({} if tag is None else {"tag": tag})
         while True:
             page = self._get(_path("/v1/jobs", query))
             yield from _parse(list[Job], page.get("items"))

@@ -109,12 +109,13 @@ class Job(JobOptions):
     Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
     `seconds_left` is an estimate, None while it is unknown.
 
-    `untuned_latency_s` is the latency of the whole model as TVM compiles it by default, except that slow
-    loops get a plain parallel schedule. `tuned_latency_s` is its latency with the best schedules. Both are
-    measured on the device. `tuned_interval_s` is the 95% confidence interval of the latter, None if there are
-    too few repeats. The model's repeats differ so much in a `noisy` job that the device must have been
-    disturbed. `onnxruntime` is None until the search has begun. An inference job runs the artifact of the job
-    `infers`. `tags` and `notes` are written by users.
+    `estimated_latency_s` is what the best programs of all subgraphs take together, while the job is
+    unfinished and each has been measured. `untuned_latency_s` is the latency of the whole model as TVM
+    compiles it by default, except that slow loops get a plain parallel schedule. `tuned_latency_s` is its
+    latency with the best schedules. Both are measured on the device. `tuned_interval_s` is the 95% confidence
+    interval of the latter, None if there are too few repeats. The model's repeats differ so much in a `noisy`
+    job that the device must have been disturbed. `onnxruntime` is None until the search has begun. An
+    inference job runs the artifact of the job `infers`. `tags` and `notes` are written by users.
     """
 
     id: str
@@ -136,6 +137,7 @@ class Job(JobOptions):
     tuned_latency_s: float | None
     tuned_interval_s: tuple[float, float] | None = None
     noisy: bool = False
+    estimated_latency_s: float | None = None
     latency_s: float | None = None
     min_gain: float | None = None
     objective: str = "sum"
@@ -155,6 +157,16 @@ class Job(JobOptions):
         """The latency of the job's artifact; None if nothing was timed."""
         timed = (self.untuned_latency_s, self.tuned_latency_s)
         return min((secs for secs in timed if secs is not None), default=None)
+
+    @property
+    def onnxruntime_text(self) -> str:
+        """How many times as fast as ONNX Runtime the model is: "1.31x", or "about 1.2x" by an estimate."""
+        peer, estimate_s = self.onnxruntime, self.estimated_latency_s
+        if peer is not None and peer.ratio is not None:
+            return f"{peer.ratio:.2f}x"
+        if peer is not None and peer.latency_s is not None and estimate_s is not None:
+            return f"about {peer.latency_s / estimate_s:.2f}x"
+        return "-"
 
     @property
     def trials_text(self) -> str:

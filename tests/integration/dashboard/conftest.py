@@ -154,6 +154,7 @@ def fill(session: Session, now: float) -> None:
     submit("job-failed", EVIL, 3000, JobState.IMPORTING, JobState.FAILED, error=f"no operator {EVIL}")
     submit("job-running", "mobilenet_v2", 120, JobState.IMPORTING, JobState.TUNING)
     measure(session, "job-running", now - 115, 180)
+    jobs.set_onnxruntime(session, "job-running", OnnxRuntime("1.31.1", (0.0061, 0.0060, 0.0062)))
     for done in range(60, 181, 20):
         data = {"trials_done": done, "trials_issued": 200}
         events.append(session, "job-running", events.PROGRESS, data, now - 40 + done / 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from core.exit_code import ExitCode
 from records.jobs import tasks
 from records.jobs.tasks import TaskSpec
+from tests.devices import DEVICE
 from tunefarm.cli.app import app, run
 
 from .artifacts import publish
@@ -91,6 +92,11 @@ def test_the_table_has_units_and_lists_differing_options(
 ) -> None:
     assert run(app, ["diff", jobs.first, jobs.second]) == ExitCode.OK
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [
+        f"first relu on {DEVICE.name}, job {jobs.first}",
+        f"second relu on {DEVICE.name}, job {jobs.second}",
+        "subgraph times first second second is schedule",
+    ]
     assert "name of \ufffdconv 2 400 us 200 us 2.00x faster changed" in lines
     assert "features.3: max_pool2d 1 100 us 100 us same same" in lines
     assert "name of \ufffdgone 1 50 us - - only in the first" in lines
@@ -99,6 +105,18 @@ def test_the_table_has_units_and_lists_differing_options(
         "trials: 10 -> 20",
         "exact: False -> True",
     ]
+
+
+def test_classes_are_named_and_told_apart(
+    jobs: Jobs, worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = Worker(jobs.service.fleet, id="twin", device=replace(worker.device, cores=7))
+    twin.call()
+    there = publish(jobs.service, twin, packed(entry("conv", 4e-4)), 1e-3, target=twin.device.key)
+    assert run(app, ["diff", jobs.first, there]) == ExitCode.OK
+    *_, target, device = capsys.readouterr().out.splitlines()
+    assert target == f"target: native -> {DEVICE.name} (twin)"
+    assert device == f"device: {DEVICE.name} (board) -> {DEVICE.name} (twin)"
 
 
 def test_a_job_without_an_artifact_is_refused(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +148,7 @@ def test_a_regression_beyond_the_limit_fails(
     shown = capsys.readouterr()
     mark = "❌" if code else "✅"
     assert shown.out.startswith(f"### {mark} relu: 10.0% slower than `production`\n")
+    assert f"is allowed. Measured on {DEVICE.name}.\n" in shown.out
     assert "| whole model | 1 ms | 1.1 ms | 1.10x slower |" in shown.out
     assert "| name of \ufffdconv | 400 us | 200 us | 2.00x faster |" in shown.out
     assert "| name of \ufffdnew\\|2 | - | 60 us | - |" in shown.out
@@ -198,7 +217,8 @@ def test_an_unknown_baseline_lists_the_valid_baselines(
 ) -> None:
     arguments = ["check", jobs.second, "--baseline", "production"]
     assert run(app, arguments) == ExitCode.REFUSED
-    assert "(known there: none): set one with" in capsys.readouterr().err
+    refusal = f"no release 'production' is on {DEVICE.name} (known there: none): set one with"
+    assert refusal in capsys.readouterr().err
     run(app, ["release", "set", "canary", jobs.first])
     assert run(app, arguments) == ExitCode.REFUSED
     assert "(known there: canary): set one with" in capsys.readouterr().err

@@ -44,6 +44,7 @@ def test_a_job_is_submitted_watched_and_looked_into(service: Service, worker: Wo
     file.write_bytes(onnx_model())
     job = call(service, "submit", model=str(file), target=worker.device.key, minutes=5.0)
     assert (job["model_name"], job["minutes"], job["state"]) == ("little", 5.0, "queued")
+    assert job["device_name"] is None, "no step of it has run"
     with service.database.begin() as session:
         tasks.put_workload(session, "w", "{}")
         tasks.add_tasks(
@@ -51,10 +52,13 @@ def test_a_job_is_submitted_watched_and_looked_into(service: Service, worker: Wo
         )
     assert call(service, "watch", job=job["id"], wait_s=0)["state"] == "queued"
     with service.database.begin() as session:
+        jobs.set_device_class(session, job["id"], worker.device.key)
         assert jobs.advance(session, job["id"], {JobState.QUEUED}, JobState.DONE, 5.0)
     seen = call(service, "watch", job=job["id"][:-1])
     assert (seen["state"], seen["estimated_latency_s"]) == ("done", None)
-    assert [one["id"] for one in call(service, "jobs", state="done")["result"]] == [job["id"]]
+    assert seen["device_name"] == worker.device.name
+    (listed,) = call(service, "jobs", state="done")["result"]
+    assert (listed["id"], listed["device_name"]) == (job["id"], worker.device.name)
     (subgraph,) = call(service, "subgraphs", job=job["id"])["result"]
     assert (subgraph["layer"], subgraph["weight"]) == ("stem", 2)
     assert [one["key"] for one in call(service, "devices")["result"]] == [worker.device.key]

@@ -169,9 +169,12 @@ def test_the_command_names_lists_fetches_and_deletes(
     monkeypatch.setenv("TUNEFARM_SERVER", service.url)
     job_id = publish(service, worker, artifact(), 1e-3)
     assert run(app, ["release", "set", "production", job_id[:3]]) == ExitCode.OK
-    assert "production is version 1 of relu" in capsys.readouterr().out
+    name, key = worker.device.name, worker.device.key
+    assert f"production is version 1 of relu on {name}\n" in capsys.readouterr().out
     assert run(app, ["release", "list"]) == ExitCode.OK
-    assert "production" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "production" in shown
+    assert (name in shown, key in shown) == (True, False)
     assert run(app, ["release", "list", "--json"]) == ExitCode.OK
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["job"], listed["latency_s"]) == ("production", job_id, 1e-3)
@@ -186,4 +189,6 @@ def test_the_command_names_lists_fetches_and_deletes(
         assert client.download_release("production", tmp_path / "a.tar", etag=etag) is None
     assert run(app, ["release", "delete", "production"]) == ExitCode.OK
     assert run(app, ["release", "delete", "production"]) == ExitCode.REFUSED
-    assert "No artifact of device class" in capsys.readouterr().err
+    assert f"No artifact of device class {worker.device.title} is named" in capsys.readouterr().err
+    subjects = [line["subject"] for line in service.http.get("/v1/audit").json()["items"]]
+    assert f"production on {worker.device.title}" in subjects

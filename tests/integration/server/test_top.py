@@ -21,7 +21,9 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.job import UNFINISHED, JobState
-from records.jobs import jobs
+from records.jobs import jobs, tasks
+from records.jobs.jobs import OnnxRuntime
+from tests.unit.records.farm import put_measured, record, task_spec
 from tunefarm.cli.app import app, run
 from tunefarm.cli.top import Screen
 from tunefarm.client import Client
@@ -59,6 +61,59 @@ def test_unfinished_jobs_and_workers_are_drawn_with_the_rate_of_trials(
     assert lines[2].startswith(f"{waiting} relu queued 0/10 - - - -")
     assert not any(done in line for line in lines)
     assert any(line.startswith("board connected") for line in lines)
+
+
+def test_a_job_that_is_tuned_is_compared_with_onnx_runtime_by_an_estimate(
+    service: Service, worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker.call()
+    job_id = service.submit()
+    with service.database.begin() as session:
+        jobs.set_device_class(session, job_id, worker.device.key)
+        jobs.advance(session, job_id, UNFINISHED, JobState.TUNING, 1.0)
+        jobs.set_onnxruntime(session, job_id, OnnxRuntime("1.31.1", (6e-3,)))
+        tasks.put_workload(session, "w1", "{}")
+        tasks.add_tasks(session, job_id, [task_spec(job_id)])
+        put_measured(session, record("t", 1e-3))
+    (listed,) = service.http.get("/v1/jobs", params={"state": "tuning"}).json()["items"]
+    assert listed["estimated_latency_s"] == pytest.approx(3e-3), "its only subgraph occurs three times"
+    assert run(app, ["jobs", "--server", service.url]) == ExitCode.OK
+    assert "about 2.00x" in capsys.readouterr().out
+    with Client(service.url) as client:
+        assert " 3 ms about 2.00x " in " ".join(drawn(Screen(client)).split())
+    with service.database.begin() as session:
+        jobs.advance(session, job_id, UNFINISHED, JobState.DONE, 2.0)
+    assert service.http.get(f"/v1/jobs/{job_id}").json()["estimated_latency_s"] is None
+
+
+def test_the_list_of_jobs_is_filtered(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*flags: str) -> str:
+        assert run(app, ["jobs", "--server", service.url, *flags]) == ExitCode.OK
+        return capsys.readouterr().out
+
+    assert listed() == "no job yet: start one with `tunefarm tune MODEL`\n"
+    first, second = service.submit(), service.submit()
+    service.http.patch(f"/v1/jobs/{first}", json={"tags": ["night"], "notes": "before it was pruned"})
+    service.http.post(f"/v1/jobs/{second}:cancel")
+    chosen = {
+        (): [second, first],
+        ("--tag", "night"): [first],
+        ("--search", "PRUNED relu"): [first],
+        ("--state", "cancelled"): [second],
+    }
+    for flags, ids in chosen.items():
+        assert [job["id"] for job in json.loads(listed(*flags, "--json"))] == ids
+    assert listed("--state", "done") == "no job matches\n"
+
+
+@pytest.mark.parametrize("kind", ["release", "token", "webhook"])
+def test_an_empty_list_says_how_to_fill_it(
+    kind: str, service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, [kind, "list", "--server", service.url]) == ExitCode.OK
+    assert f"with `tunefarm {kind} " in capsys.readouterr().out
+    assert run(app, [kind, "list", "--server", service.url, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out) == []
 
 
 @pytest.mark.slow

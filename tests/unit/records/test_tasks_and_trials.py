@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,19 @@ class TestTasks:
         farm.report("lease", ids[2:], secs=None)
         [task] = tasks.for_job(farm.session, "job")
         assert (task.trials, task.best_s) == (3, 6e-3)
+
+    def test_a_jobs_latency_is_estimated_once_each_subgraph_is_measured(self, farm: Farm) -> None:
+        session = farm.session
+        for name in ("w2", "winograd"):
+            tasks.put_workload(session, name, "{}")
+        variant = replace(task_spec("job", "winograd"), variant="winograd", variant_of="w2")
+        tasks.add_tasks(session, "job", [task_spec("job", "w2"), variant])
+        put_measured(session, record("t", 1e-3), record("t", None, workload_hash="w2"))
+        assert tasks.estimates(session, ["job"]) == {}
+        put_measured(session, record("t", 2e-3, workload_hash="winograd"))
+        assert tasks.estimates(session, ["job", "nobody"]) == {"job": pytest.approx(3 * 1e-3 + 3 * 2e-3)}
+        make_job(session, "elsewhere", replace(DEVICE, cores=7))
+        assert tasks.estimates(session, ["elsewhere"]) == {}
 
     def test_the_best_of_other_jobs_counts_but_their_trials_do_not(self, farm: Farm) -> None:
         ids = farm.issue("t1")

@@ -490,8 +490,8 @@ def test_the_accuracy_of_cost_models_is_shown(fake: FakeService, capsys: pytest.
 def test_an_unmeasured_schedule_is_shown_as_imported(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(app, ["best", "abc", "--server", fake.url]) == ExitCode.OK
     fake.device_classes = [{"key": "cafe", "name": "a board", "cores": 4, "vector_bytes": 16}]
+    assert run(app, ["best", "abc", "--server", fake.url]) == ExitCode.OK
     said = "imported, not measured here; its database reports 1 ms on a board"
     assert said in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Tables for live displays fit the terminal."""
+"""Tables fit the terminal."""
 
 from __future__ import annotations
 
@@ -51,3 +51,20 @@ def test_texts_are_cut_and_then_columns_left_out(width: int, titles: list[str]) 
 def test_a_wide_terminal_shows_all() -> None:
     assert " ".join(shown(80)[1]) == "a model of a long name 12.5 tuning measuring 17 candidates"
     assert shown(80)[2] == ["[b]", "1", "done", "日本語の知らせ"]
+
+
+def test_a_printed_table_fits_a_terminal_and_is_complete_elsewhere() -> None:
+    columns = (Column("job", text=True), Column("model", text=True), Column("created", rank=1))
+    row = ("7d0f6a1e4c2b49f0a8e3d1c5b6f79a20", "mobilenet_v2", "2026-11-27 18:00:00")
+    shown = []
+    for is_terminal, width in ((True, 30), (False, 160)):
+        console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
+        FittedTable(columns, [row]).print(console)
+        assert isinstance(console.file, io.StringIO)
+        shown.append(console.file.getvalue().splitlines())
+    narrow, wide = shown
+    assert [line.split() for line in narrow] == [
+        ["job", "model"],
+        ["7d0f6a1e4c2b49f…", "mobilenet_v2"],
+    ]
+    assert wide[1].split("  ") == list(row)

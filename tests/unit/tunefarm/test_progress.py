@@ -18,7 +18,6 @@ from tunefarm.cli.progress import (
     TrialRate,
     by_time,
     display,
-    live_task_table,
     render,
     share,
     task_table,
@@ -52,6 +51,7 @@ def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     assert lines[0] == "net: tuning · 0/100 trials · 3.0 trials/s · 6 ms (estimate) · 20 s left"
     assert lines[2:] == ["net: done"]
 
+
 def test_a_plain_line_that_says_the_same_is_repeated_only_as_a_sign_of_life() -> None:
     out = console()
     plain = PlainJobDisplay(out)
@@ -65,7 +65,6 @@ def test_a_plain_line_that_says_the_same_is_repeated_only_as_a_sign_of_life() ->
     for message in ("first", "second"):
         plain.show(progress(700.0, id="j2", state=JobState.DONE, message=message))
     assert len(text_of(out).splitlines()) == 6
-
 
 
 def test_model_names_are_not_parsed_as_markup() -> None:
@@ -111,7 +110,7 @@ def test_a_job_that_is_done_leaves_its_message_to_the_results() -> None:
 
 def test_a_long_table_is_cut() -> None:
     out = console()
-    out.print(live_task_table([task(f"t{number}") for number in range(5)], rows=2))
+    out.print(task_table([task(f"t{number}") for number in range(5)], rows=2))
     assert "and 3 more" in text_of(out)
     assert "t3" not in text_of(out)
 
@@ -222,7 +221,7 @@ def test_a_row_names_the_layer_and_what_to_do() -> None:
         layer="layer1.0.conv2",
         verdict="41% of peak: try",
     )
-    out.print(task_table([named]))
+    task_table([named]).print(out)
     text = " ".join(text_of(out).split())
     assert "layer1.0.conv2: conv2d_add 1x8 -> 1x8" in text
     assert "41% of peak: try" in text
