@@ -42,7 +42,8 @@ Work = TypeVar("Work", TrialRow, ModuleRunRow)
 # A trial's columns, the constants of its task, the best latency of its workload, and the model's bytes.
 CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
-# The scheduler may plan the next round each time that a lease has returned this many further results.
+# The scheduler may plan the next round each time that a lease has returned this many further results, and
+# after half of a lease that left no trial pending.
 _RESULTS_PER_WAKE = 32
 # Work is given up after this many devices were lost while they held it.
 MAX_ATTEMPTS = 2
@@ -215,8 +216,9 @@ def report(
     results.credit(session, lease, accepted, closed_at=now if is_last else None)
     if accepted.trials or accepted.module_runs:
         events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
-    wakes = (lease.measured + len(accepted)) // _RESULTS_PER_WAKE - lease.measured // _RESULTS_PER_WAKE
-    return ReportEffect(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
+    num_trials = len(accepted.trials) + len(accepted.built)
+    worth_planning = not is_last and _worth_planning(session, lease, len(held), num_trials)
+    return ReportEffect(len(accepted), lease.job_id, is_last, worth_planning)
 
 
 def expire(
@@ -387,6 +389,24 @@ def _is_live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
 def _select_leased_trials() -> Select[int, str | None, int]:
     leased = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
     return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*leased)
+
+
+def _worth_planning(session: Session, lease: LeaseRow, held: int, accepted: int) -> bool:
+    """Return whether the scheduler may plan the next round while the lease continues. `lease.measured` counts
+    the results before the `accepted` ones, and `held` all others.
+    """
+    new = range(lease.measured + 1, lease.measured + accepted + 1)
+    if any(number % _RESULTS_PER_WAKE == 0 for number in new):
+        return True
+    if (lease.measured + held + 1) // 2 not in new:
+        return False
+    return session.execute(_select_any_pending(), {"job_id": lease.job_id}).first() is None
+
+
+@cache
+def _select_any_pending() -> Select[int]:
+    """Select the id of a pending trial of the job `job_id`, a parameter."""
+    return oldest_pending(select(TrialRow.id).where(TrialRow.job_id == bindparam("job_id"))).limit(1)
 
 
 def _progress(issued: int, done: int) -> dict[str, int]:

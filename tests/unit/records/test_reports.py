@@ -22,7 +22,8 @@ class TestReport:
     def test_a_report_stores_results_and_records_and_closes_the_lease(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
-        assert farm.report("lease", ids[:1], secs=1e-3) == ReportEffect(1, "job", closed=False)
+        first = farm.report("lease", ids[:1], secs=1e-3)
+        assert first == ReportEffect(1, "job", closed=False, worth_planning=True)
         assert farm.report("lease", ids[1:], secs=None) == ReportEffect(1, "job", closed=True)
         assert [trial.state for trial in farm.trials()] == ["done", "done"]
         assert best(farm.session, "w1", DEVICE.key) == schedules.Record(
@@ -57,6 +58,20 @@ class TestReport:
         assert len(farm.leased("lease", limit=70, now=21.0).trials) == 70
         worth = [farm.report("lease", [trial_id], now=22.0).worth_planning for trial_id in ids[8:78]]
         assert [number for number, one in enumerate(worth, 1) if one] == [32, 64]
+
+    def test_half_of_a_lease_is_worth_planning_if_nothing_else_is_pending(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3", "t4", "t5", "t6", "t7")
+        farm.leased("first", limit=3)
+        assert not any(farm.report("first", [one], now=20.2).worth_planning for one in ids[:3])
+        assert len(farm.leased("second", now=21.0).trials) == 4
+        worth = [farm.report("second", [one], now=22.0).worth_planning for one in ids[3:]]
+        assert worth == [False, True, False, False]
+
+    def test_half_of_the_runs_of_a_lease_are_not_worth_planning(self, farm: Farm) -> None:
+        runs = [farm.add_run("untuned"), farm.add_run("tuned")]
+        farm.leased("lease")
+        first = LeaseResult(measured(1e-3), module_run_id=runs[0])
+        assert not leases.report(farm.session, "lease", "session", [first], now=30.0).worth_planning
 
     def test_a_duplicate_changes_nothing(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")

@@ -311,14 +311,16 @@ class Farm:
                 session, f"lease {self.leased}", worker, limit, now=self.now, ttl_s=60.0
             )
 
-    def report(self, lease: StoredLease) -> None:
-        results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
+    def report(self, lease: StoredLease, limit: int | None = None) -> None:
+        """Report the results of a lease, or those of its first `limit` trials."""
+        measured = lease.trials[:limit]
+        results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in measured]
         results += [LeaseResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
-            leases.report(session, lease.id, "session", results, self.now)
-        self.measured += [trial.id for trial in lease.trials]
-        for step in ("round", "publish"):
-            self.wakes.append((step, lease.job_id))
+            effect = leases.report(session, lease.id, "session", results, self.now)
+        self.measured += [trial.id for trial in measured]
+        if limit is None or effect.worth_planning:
+            self.wakes += [("round", lease.job_id), ("publish", lease.job_id)]
 
     def _time(self, run: StoredModuleRun) -> Measurement:
         if run.kind == "onnxruntime":

@@ -91,6 +91,21 @@ def test_planning_ahead_keeps_a_batch_waiting(farm: Farm) -> None:
     assert pending(farm) == 4
 
 
+def test_a_batch_is_planned_during_a_lease_that_took_all_others(farm: Farm) -> None:
+    farm.device = GPU
+    begin(farm, trials=20)
+    plan(farm)
+    lease = farm.lease()
+    assert lease is not None
+    assert len(lease.trials) == 8
+    farm.report(lease, limit=3)
+    farm.drain()
+    assert pending(farm) == 0
+    farm.report(lease, limit=4)
+    farm.drain()
+    assert pending(farm) == 4, "four others are being measured"
+
+
 def test_a_gpu_never_waits_for_a_plan_on_shared_cores(farm: Farm) -> None:
     farm.device = GPU
     begin(farm, trials=20)
