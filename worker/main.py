@@ -34,7 +34,7 @@ from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import CPU_RUNNER, GPU_RUNNER, ChildConfig, Executor
-from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings, usable_cpus
+from worker.settings import WorkerSettings, usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -136,9 +136,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             without=settings.without,
             require_sandbox=settings.require_sandbox,
         )
-        # Builds don't disturb a GPU's measurements. One core is left for the process that launches kernels.
-        build_threads = max(settings.threads - 1, 1)
-        builder = replace(child, threads=build_threads, runner=CPU_RUNNER, builds=True)
+        builder = replace(child, threads=settings.build_threads, runner=CPU_RUNNER, builds=True)
         channel = await stack.enter_async_context(
             open_channel(settings.server, settings.reconnect_max_s, tls)
         )
@@ -183,7 +181,7 @@ def agent_config(settings: WorkerSettings, hardware: tuple[str, ...] = ()) -> Ag
     """Return the agent's configuration from the settings. `hardware` names what it measures on."""
     return AgentConfig(
         settings.slots,
-        build_together=min(settings.slots, MAX_BUILT_TOGETHER),
+        build_together=settings.build_together,
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,

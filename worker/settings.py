@@ -118,6 +118,23 @@ class WorkerSettings(BaseSettings):
         return disabled_features(self.features, platform.machine())
 
     @property
+    def build_threads(self) -> int:
+        """The threads that build candidates. Builds don't disturb a GPU's measurements. One core is left for
+        the process that launches kernels.
+        """
+        return self.threads if self.gpu is None else max(self.threads - 1, 1)
+
+    @property
+    def build_together(self) -> int:
+        """The number of candidates that are built at once.
+
+        While a GPU measures a batch, the next one is built. A batch has a candidate for each thread, because
+        the GPU waits for the first batch of a lease.
+        """
+        most = min(self.slots, MAX_BUILT_TOGETHER)
+        return most if self.gpu is None else min(most, self.build_threads)
+
+    @property
     def tls_files(self) -> TlsFiles | None:
         """The TLS files; None for a connection in clear. Raises TlsError."""
         files = TlsFiles(self.cert, self.key, self.ca)
