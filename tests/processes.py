@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,8 @@ class Service:
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[Service]:
+def service(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """Start a service with further variables of the environment."""
     http, grpc = free_port(), free_port()
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
     environment = {
@@ -76,6 +77,7 @@ def service(folder: Path) -> Iterator[Service]:
         "ZIG_GLOBAL_CACHE_DIR": str(platformdirs.user_cache_path("tunefarm") / "zig"),
         "TUNEFARM_WORKER_CHILD_USER": "root",
         "TUNEFARM_WORKER_START_TIMEOUT_S": str(START_S),
+        **(settings or {}),
     }
     made = Service(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", folder, environment)
     with running(made, "server") as process:

@@ -10,6 +10,7 @@
 //     launch 3 700      the third launch fails with CUDA_ERROR_ILLEGAL_ADDRESS, and so does everything after it
 //     launch 2 hang     the second launch never ends
 //     launch 2 skip     kernels do nothing from the second launch on: what they should write is never written
+//     launch 2 wait     from the second launch on, kernels wait while the file `wait` lies beside the library
 //     alloc 5 2         the fifth allocation fails with CUDA_ERROR_OUT_OF_MEMORY
 //     init 1 100        there is no device
 #include <cuda.h>
@@ -43,7 +44,7 @@ std::map<CUdeviceptr, size_t> allocated;
 struct Fault {
   int count = 0;  // calls until it happens
   CUresult error = CUDA_SUCCESS;
-  bool hangs = false, skips = false;
+  bool hangs = false, skips = false, waits = false;
 };
 std::map<std::string, Fault> faults;
 
@@ -63,6 +64,7 @@ void read_behaviour() {
     words >> call >> fault.count >> effect;
     fault.hangs = effect == "hang";
     fault.skips = effect == "skip";
+    fault.waits = effect == "wait";
     fault.error = static_cast<CUresult>(std::atoi(effect.c_str()));
     faults[call] = fault;
   }
@@ -74,6 +76,8 @@ CUresult fault_at(const std::string& call, bool* skips = nullptr) {
   if (found == faults.end() || --found->second.count > 0) return CUDA_SUCCESS;
   const Fault& fault = found->second;
   while (fault.hangs) pause();
+  static const std::string barrier = beside_library("wait");
+  while (fault.waits && access(barrier.c_str(), F_OK) == 0) usleep(10000);
   if (skips) *skips = fault.skips;
   if (fault.error != CUDA_SUCCESS && fault.error != CUDA_ERROR_OUT_OF_MEMORY) lost = fault.error;
   return fault.error;

@@ -41,6 +41,11 @@ class StandIn:
     def behave(self, *lines: str) -> None:
         (self._libraries / "behaviour").write_text("".join(f"{line}\n" for line in lines))
 
+    @property
+    def barrier(self) -> Path:
+        """The file at which kernels wait after `behave("launch 1 wait")`."""
+        return self._libraries / "wait"
+
     def copy(self, folder: Path) -> StandIn:
         """Return a copy with its own behaviour."""
         shutil.copytree(self._libraries, folder)
