@@ -6,8 +6,8 @@ iterations and fetches of one thread, or the issue of all warps' instructions. T
 long as its traffic with the cache and with memory. Other kernels move their operands once, and each thread or
 block waits for its loads in turn.
 
-A thread loads neighbouring values from shared memory in vectors of 16 bytes. It fetches an operand that is
-computed meanwhile, such as a padded one, value by value, even if the program chooses vectors.
+A thread loads neighbouring values from shared memory in vectors of 16 bytes. An operand that is computed
+meanwhile, such as a padded one, counts value by value, as it was loaded when the estimate was fitted.
 """
 
 from __future__ import annotations

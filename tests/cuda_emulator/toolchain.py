@@ -45,7 +45,18 @@ def find_nvdisasm() -> Path | None:
 
 def instructions(cubin: Path) -> Counter[str]:
     """Count the machine instructions of a cubin, by name without modifiers: HMMA, LDSM, LDGSTS."""
+    return Counter(name.partition(".")[0] for name in _names(cubin))
+
+
+def load_bits(cubin: Path) -> Counter[int]:
+    """Count a cubin's loads from global memory by their bits. Asynchronous copies aren't loads."""
+    modifiers = [name.split(".") for name in _names(cubin) if name.startswith("LDG.")]
+    return Counter(next((int(one) for one in each if one.isdecimal()), 32) for each in modifiers)
+
+
+def _names(cubin: Path) -> list[str]:
+    """Return the names of a cubin's machine instructions with their modifiers, such as LDG.E.128."""
     nvdisasm = find_nvdisasm()
     assert nvdisasm is not None, "nvidia-cuda-nvdisasm is installed"
     text = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    return Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", text, re.MULTILINE))
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9][\w.]*)", text, re.MULTILINE)

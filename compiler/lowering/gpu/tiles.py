@@ -82,13 +82,14 @@ class GpuTileLowering(StageLowering):
             for k0:
                 for n in range(...): for threadIdx.x: for v in T.vectorized(lanes):
                     A_shared[...] = A[...]
+
+        The vector is split off before the loops are fused. Otherwise TVM doesn't see that padding has all or
+        none of its elements, and loads each of them.
         """
         self.schedule.compute_at(copy, fetch[-1], preserve_unit_loops=True)
-        loops = self.schedule.get_loops(copy)
-        own = self.schedule.fuse(*loops[len(BINDINGS) + len(fetch) :])
+        own = self.schedule.get_loops(copy)[len(BINDINGS) + len(fetch) :]
         if lanes > 1:
-            _, thread, vector = self.schedule.split(own, [None, threads, lanes])
+            own[-1], vector = self.schedule.split(own[-1], [None, lanes])
             self.schedule.vectorize(vector)
-        else:
-            _, thread = self.schedule.split(own, [None, threads])
+        _, thread = self.schedule.split(self.schedule.fuse(*own), [None, threads])
         self.schedule.bind(thread, "threadIdx.x")

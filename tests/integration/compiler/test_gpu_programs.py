@@ -23,7 +23,7 @@ from search.programs.annotate import sample
 from search.rules.space import generate
 from search.sketches.stage import StageKind
 from tests.choices import choose
-from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
+from tests.cuda_emulator.toolchain import find_nvdisasm, instructions, load_bits
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.gpu_programs import CAPABILITY, Candidate, Failure, compiled, draw, failures
@@ -76,6 +76,10 @@ ROW_CASES = (
     Case("softmax", (6, 1024)),
     Case("softmax", (6, 128), dtype="float16"),
     Case("layer_norm", (5, 768), dtype="float16"),
+)
+PADDED_CASES = (
+    Case("C2D", (14, 14, 16, 32, 3, 1, 1)),
+    Case("C2D", (14, 14, 16, 32, 3, 2, 1), dtype="float16"),
 )
 # The emulator takes a second for each: all 200 of an operator are too many for every run.
 FEW, MANY = 2, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "3"))
@@ -169,6 +173,24 @@ def test_a_row_is_loaded_once_in_vectors_and_stays_in_registers(tmp_path: Path) 
     assert counts["LDG"] == 3 * vectors, "the row, the scale and the shift"
     assert counts["STG"] == vectors
     assert counts["LDL"] + counts["STL"] == 0, "nothing lies in local memory"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+@pytest.mark.parametrize("case", slow_lane_except(PADDED_CASES, PADDED_CASES[0]), ids=str)
+def test_a_padded_operand_is_loaded_in_vectors(case: Case, tmp_path: Path) -> None:
+    """All channels of a pixel are inside of the padding or outside."""
+    sketch = next(one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TILED))
+    population = sample(sketch, 256, np.random.default_rng(0))
+    kinds = [(node, str(kind)) for node, kind in sketch.columns if str(kind).startswith("lanes ")]
+    assert len(kinds) == 2
+    row = int(np.argmax(np.min([population.column(node, kind) for node, kind in kinds], axis=0)))
+    found = compiled(case, population.program(row))
+    assert isinstance(found, Candidate), str(found)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_cubin(found.source, f"sm_{CAPABILITY}")[0])
+    assert set(load_bits(cubin)) == {128}
+    assert not failures([found])
 
 
 @pytest.mark.slow_lane(seconds=9)
