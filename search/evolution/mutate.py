@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,19 +34,21 @@ def mutate(population: Population, rng: np.random.Generator) -> Population:
         tiled[:] = False
     picked_split = rng.integers(max(len(splits), 1), size=size)
     picked_choice = rng.integers(max(len(choices), 1), size=size)
-    for number, split in enumerate(splits):
-        rows = np.flatnonzero(tiled & (picked_split == number))
-        columns = population.sketch.columns[split.key]
-        values[rows, columns] = _mutate_split(values[rows, columns], split, rng)
+    # Splits with as many parts mutate together.
+    for parts in sorted({split.parts for split in splits}):
+        rows = np.flatnonzero(tiled & np.array([split.parts == parts for split in splits])[picked_split])
+        first = np.array([population.sketch.columns[split.key].start for split in splits])
+        at = rows[:, None], first[picked_split[rows], None] + np.arange(parts)
+        values[at] = _mutate_splits(values[at], splits, picked_split[rows], rng)
     for number, choice in enumerate(choices):
         rows = np.flatnonzero(~tiled & (picked_choice == number))
         values[rows, population.sketch.columns[choice.key]] = choice.draw(len(rows), rng)
     return Population(population.sketch, values)
 
 
-def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints:
-    """Mutate factors [programs, parts]: exact factors usually exchange a prime, and factors of partial tiles
-    are redrawn.
+def _mutate_splits(factors: Ints, splits: Sequence[Split], picked: Ints, rng: np.random.Generator) -> Ints:
+    """Mutate factors [programs, parts], each of the picked one of `splits`: exact factors usually exchange a
+    prime, and factors of partial tiles are redrawn.
 
         for i0 in 3:
           for i1 in 16: if 16 * i0 + i1 < 42: b[i] = a[i]
@@ -52,15 +56,30 @@ def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints
         for i0 in 6:
           for i1 in 7: b[i] = a[i]
     """
+    extents = np.array([split.extent for split in splits])[picked]
     redrawn = rng.random(len(factors)) < REDRAW_PROBABILITY
-    redrawn |= factors.prod(axis=1) != split.extent
-    changed = split.draw(len(factors), rng)
-    changed[~redrawn] = move_factor(factors[~redrawn], split.extent, rng)
+    redrawn |= factors.prod(axis=1) != extents
+    changed = move_factor(factors, draw_primes(extents, rng), rng)
+    for number in np.unique(picked[redrawn]):
+        rows = np.flatnonzero(redrawn & (picked == number))
+        changed[rows] = splits[number].draw(len(rows), rng)
     return changed
 
 
-def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:
-    """Move one prime factor of every row [programs, parts] from one part to another.
+def draw_primes(extents: Ints, rng: np.random.Generator) -> Ints:
+    """Return a random prime factor of every extent [programs], each with its multiplicity; 1 for 1."""
+    distinct, which = np.unique(extents, return_inverse=True)
+    primes = [prime_factors(int(extent)) or (1,) for extent in distinct]
+    table = np.ones((len(primes), max(map(len, primes), default=1)), dtype=np.int64)
+    for row, found in zip(table, primes, strict=True):
+        row[: len(found)] = found
+    counts = np.array([len(found) for found in primes], dtype=np.int64)
+    return np.asarray(table[which, rng.integers(counts[which])])
+
+
+def move_factor(factors: Ints, primes: Ints, rng: np.random.Generator) -> Ints:
+    """Move a prime factor, `primes` [programs], of every row [programs, parts] from one part to another, if
+    there are several.
 
         for i0 in 8:
           for i1 in 4: b[i] = a[i]
@@ -68,17 +87,14 @@ def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:
         for i0 in 4:
           for i1 in 8: b[i] = a[i]
     """
-    if len(factors) == 0 or extent == 1 or factors.shape[1] == 1:
-        return factors
     rows = np.arange(len(factors))
-    prime = np.array(prime_factors(extent))[rng.integers(len(prime_factors(extent)), size=len(factors))]
-    source = _random_true(factors % prime[:, None] == 0, rng)
+    source = _random_true(factors % primes[:, None] == 0, rng)
     other = np.ones(factors.shape, dtype=bool)
     other[rows, source] = False
     target = _random_true(other, rng)
     moved = factors.copy()
-    moved[rows, source] //= prime
-    moved[rows, target] *= prime
+    moved[rows, source] //= primes
+    moved[rows, target] *= primes
     return moved
 
 

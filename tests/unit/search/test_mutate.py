@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.evolution.mutate import move_factor, mutate
+from search.evolution.mutate import draw_primes, move_factor, mutate
 from search.programs.annotate import keep_valid
 from search.programs.program import Population
 from search.programs.validity import valid
@@ -51,11 +51,19 @@ def test_a_parent_is_never_changed(sketch: Sketch, seed: int) -> None:
 @given(st.integers(1, 200), st.integers(1, 4), seeds)
 def test_moving_a_factor_preserves_the_product(extent: int, parts: int, seed: int) -> None:
     factors = factorizations(extent, parts, 64)
-    moved = move_factor(factors, extent, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    moved = move_factor(factors, draw_primes(np.full(len(factors), extent), rng), rng)
     assert (moved.prod(axis=1) == extent).all()
     assert (moved >= 1).all()
     if extent > 1 and parts > 1:
         assert (moved != factors).sum(axis=1).tolist() == [2] * len(factors)
+
+
+def test_primes_are_drawn_with_their_multiplicity() -> None:
+    drawn_primes = draw_primes(np.array([12] * 3000 + [7] * 10 + [1] * 10), np.random.default_rng(0))
+    assert abs((drawn_primes[:3000] == 2).sum() - 2000) < 150
+    assert set(drawn_primes[:3000].tolist()) == {2, 3}
+    assert drawn_primes[3000:].tolist() == [7] * 10 + [1] * 10
 
 
 @given(st.integers(2, 36), st.integers(2, 4))
@@ -65,7 +73,8 @@ def test_every_factorization_is_reachable_from_any_other(extent: int, parts: int
     reached = {(extent, *[1] * (parts - 1))}
     for _ in range(60):
         current = np.array(sorted(reached) * 20)
-        reached |= {tuple(row) for row in move_factor(current, extent, rng).tolist()}
+        primes = draw_primes(np.full(len(current), extent), rng)
+        reached |= {tuple(row) for row in move_factor(current, primes, rng).tolist()}
     assert reached == everything
 
 
