@@ -78,12 +78,10 @@ def best_seconds(layer: str, seed: int) -> dict[float, float]:
     for share in (0.0, *SHARES):
         config = EvolutionConfig(usual.population, usual.generations, crossover=share)
         rng = np.random.default_rng(seed)
-        found[share] = min(
-            evolve(
-                sketch, lambda population: task.score(population, CostModel()), [], rng, config
-            ).seconds.min(initial=np.inf)
-            for sketch in task.sketches
+        evolved = evolve(
+            task.sketches, lambda population: task.score(population, CostModel()), [], rng, config
         )
+        found[share] = min(scored.seconds.min(initial=np.inf) for scored in evolved)
     return found
 
 

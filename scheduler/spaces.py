@@ -19,9 +19,8 @@ from core.device import Device
 from records.jobs import tasks
 from records.storage.database import Database
 from search.dag import Dag
-from search.evolution.scored import Scored
 from search.evolution.transfer import transfer_programs
-from search.policy import TuneContext
+from search.policy import KnownPrograms, TuneContext
 from search.programs.program import Program, from_json
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -39,14 +38,13 @@ class SearchSpace:
     """The search space of one workload on one device class; `module` is TVM's.
 
     `rejected` holds unmeasured programs that aren't proposed again: TVM couldn't lower them, or their trace
-    equals another program's. `known` holds the best programs of the last evolution of each sketch
-    (search.policy.propose).
+    equals another program's. The next evolution continues from the `known` programs.
     """
 
     module: Any
     search_task: TuneContext
     rejected: set[Program] = field(default_factory=set)
-    known: dict[str, Scored] = field(default_factory=dict)
+    known: KnownPrograms = field(default_factory=KnownPrograms)
     _programs: dict[str, Program | None] = field(default_factory=dict)
     _transferred: tuple[frozenset[str], tuple[Program, ...]] = (frozenset(), ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import repeat
@@ -17,8 +17,8 @@ from search.cost.estimate import Estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
-from search.evolution.evolve import EvolutionConfig, evolve
-from search.evolution.scored import Scored
+from search.evolution.evolve import EvolutionConfig, add_generation, evolve
+from search.evolution.scored import Scored, join
 from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
@@ -91,6 +91,29 @@ class Proposal:
     features: NDArray[np.float32] = field(compare=False, repr=False)
 
 
+@dataclass
+class KnownPrograms:
+    """The best programs of the last evolutions of a task's sketches, by the sketch's key, as predicted by
+    `model`. Empty before the first evolution.
+    """
+
+    of_sketch: dict[str, Scored] = field(default_factory=dict)
+    model: CostModel | None = None
+
+    def predict(self, model: CostModel) -> None:
+        """Predict all programs by this model, unless it predicted them before."""
+        filled = {key: scored for key, scored in self.of_sketch.items() if len(scored)}
+        if filled and model is not self.model:
+            features = np.concatenate([scored.features for scored in filled.values()])
+            analytic_s = np.concatenate([scored.analytic_s for scored in filled.values()])
+            seconds = model.predict(features, Estimate(analytic_s))
+            ends = np.cumsum([len(scored) for scored in filled.values()])
+            for (key, scored), part in zip(filled.items(), np.split(seconds, ends[:-1]), strict=True):
+                predicted = replace(scored, seconds=part)
+                self.of_sketch[key] = predicted.take(np.argsort(part, kind="stable"))
+        self.model = model
+
+
 @dataclass(frozen=True)
 class SearchConfig:
     """The rules for picking a batch.
@@ -101,14 +124,13 @@ class SearchConfig:
     `full_batch_size` gets a proportionally smaller population. A job asks for a few programs of a task at a
     time, and the next evolution continues from the best. Once `trusted_after` programs ran, programs
     predicted to take more than `max_slowdown` times the best time are omitted. Without a learned model,
-    `untrained_evolution` is shorter, because a longer one exploits errors of the analytic model. For C2D, the
-    best of the first 8 takes 543 us after 4 generations of 512, and 2539 us after 8 of 1024. The next
+    `untrained_evolution` is shorter, because a longer one exploits errors of the analytic model. The next
     evolution of a sketch continues from the best `max_known` programs.
     """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
     untrained_evolution: EvolutionConfig = field(
-        default_factory=lambda: EvolutionConfig(population=512, generations=4)
+        default_factory=lambda: EvolutionConfig(population=512, generations=2)
     )
     max_share_per_tile: float = 0.25
     max_total_population: int = 4
@@ -170,14 +192,13 @@ def propose(
     exclude: Collection[Program] = (),
     config: SearchConfig | None = None,
     initial_programs: Sequence[Program] = (),
-    known: MutableMapping[str, Scored] | None = None,
+    known: KnownPrograms | None = None,
 ) -> list[Proposal]:
     """Return up to `count` new programs, predicted fastest first, then a few random ones. There are fewer if
     the space is exhausted or nothing else is worth measuring. `measured` pairs programs with their seconds
     (inf for a failure); these programs and `exclude` are not proposed again. Evolution starts from the best
-    of them, then from `initial_programs`, such as programs transferred from similar workloads. `known` holds
-    the best programs of the sketches' last evolutions by the sketch's key: evolution continues from them, and
-    they are replaced.
+    of them, then from `initial_programs`, such as programs transferred from similar workloads. Evolution
+    continues from the `known` programs, which are replaced.
     """
     settings = config or SearchConfig()
     excluded = {program for program, _ in measured} | set(exclude)
@@ -185,23 +206,19 @@ def propose(
         program for program, seconds in sorted(measured, key=lambda pair: pair[1]) if np.isfinite(seconds)
     ]
     best_first += initial_programs
-    sketches = _promising_sketches(task, model, settings.max_sketches, rng)
-    evolution = settings.evolution_of_one(len(sketches), count, model)
-    found = {} if known is None else known
-    ranked = []
-    for sketch in sketches:
-        ranked.append(
-            evolve(
-                sketch,
-                lambda population: task.score(population, model),
-                best_first,
-                rng,
-                evolution,
-                found.get(sketch.key),
-                lambda scored: rescore(scored, model),
-            )
+    found = KnownPrograms() if known is None else known
+    found.predict(model)
+    if any(map(len, found.of_sketch.values())):
+        last = list(found.of_sketch.values())
+        evolution = settings.evolution_of_one(len(last), count, model)
+        ranked = add_generation(
+            last, lambda population: task.score(population, model), best_first, rng, evolution
         )
-        found[sketch.key] = ranked[-1].take(np.arange(min(len(ranked[-1]), settings.max_known)))
+    else:
+        ranked = _begin_evolution(task, model, best_first, count, rng, settings, found)
+    for scored in ranked:
+        best = scored.take(np.arange(min(len(scored), settings.max_known)))
+        found.of_sketch[scored.population.sketch.key] = best
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.max_share_per_tile * count))
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
@@ -216,11 +233,36 @@ def propose(
     return picked
 
 
+def _begin_evolution(
+    task: TuneContext,
+    model: CostModel,
+    best_first: Sequence[Program],
+    count: int,
+    rng: np.random.Generator,
+    settings: SearchConfig,
+    known: KnownPrograms,
+) -> list[Scored]:
+    """Evolve the sketches whose best random programs are predicted to be the fastest. The random programs of
+    the others are the first known ones.
+    """
+    sketches = task.sketches
+    if len(sketches) > settings.max_sketches:
+        drawn = [sample(sketch, OVERSAMPLING * MIN_POPULATION, rng) for sketch in sketches]
+        scored = [join([task.score(programs, model)]) for programs in drawn]
+        best = [each.seconds.min(initial=np.inf) for each in scored]
+        order = np.argsort(best, kind="stable")
+        sketches = tuple(sketches[number] for number in order[: settings.max_sketches])
+        for number in order[settings.max_sketches :]:
+            known.of_sketch[task.sketches[number].key] = scored[number]
+    evolution = settings.evolution_of_one(len(sketches), count, model)
+    return evolve(sketches, lambda population: task.score(population, model), best_first, rng, evolution)
+
+
 def _predicted(task: TuneContext, programs: Sequence[Program], model: CostModel) -> list[Proposal]:
-    """Return programs with their predictions."""
-    if not programs:
-        return []
+    """Predict single programs."""
     examples = task.examples(programs)
+    if not examples:
+        return []
     features, estimated_s = np.stack([one for one, _ in examples]), np.array([s for _, s in examples])
     predicted_s = model.predict(features, Estimate(estimated_s))
     return [
@@ -229,11 +271,6 @@ def _predicted(task: TuneContext, programs: Sequence[Program], model: CostModel)
             programs, predicted_s, estimated_s, features, strict=True
         )
     ]
-
-
-def rescore(scored: Scored, model: CostModel) -> Scored:
-    """Predict programs again, by another model."""
-    return replace(scored, seconds=model.predict(scored.features, Estimate(scored.analytic_s)))
 
 
 def _merge(
@@ -245,7 +282,7 @@ def _merge(
     known = {(program.sketch.key, program.values) for program in excluded}
     most = depth + len(excluded)
     rows = [
-        zip(each.seconds[:most].tolist(), repeat(number), range(min(len(each), most)), strict=False)
+        zip(each.seconds[:most].tolist(), repeat(number), range(min(len(each), most)))
         for number, each in enumerate(ranked)
     ]
     tiles: dict[int, list[Ints]] = {}
@@ -258,9 +295,10 @@ def _merge(
         if number not in tiles:
             head = each.population.take(np.arange(min(len(each), most)))
             tiles[number] = [Nest.of(head, stage).tile.T for stage in sketch.tiled]
-        program, features = Program(sketch, values), each.features[row].copy()
         yield (
-            Proposal(program, seconds, float(each.analytic_s[row]), features),
+            Proposal(
+                Program(sketch, values), seconds, float(each.analytic_s[row]), each.features[row].copy()
+            ),
             tuple(tile[row].tobytes() for tile in tiles[number]),
         )
 
@@ -276,17 +314,6 @@ def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int)
         seen[tile] += 1
         (picked if seen[tile] <= limit else passed_over).append(proposal)
     return picked + passed_over[: count - len(picked)]
-
-
-def _promising_sketches(
-    task: TuneContext, model: CostModel, limit: int, rng: np.random.Generator
-) -> list[Sketch]:
-    """Return the sketches whose best random programs are predicted to be the fastest."""
-    if len(task.sketches) <= limit:
-        return list(task.sketches)
-    drawn = [sample(sketch, OVERSAMPLING * MIN_POPULATION, rng) for sketch in task.sketches]
-    best = [task.predict(programs, model).min(initial=np.inf) for programs in drawn]
-    return [task.sketches[number] for number in np.argsort(best, kind="stable")[:limit]]
 
 
 def draw(task: TuneContext, count: int, rng: np.random.Generator) -> list[Program]:

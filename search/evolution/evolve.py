@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,22 +20,25 @@ MAX_DRAWS = 8
 
 @dataclass(frozen=True)
 class EvolutionConfig:
-    """Sizes of the evolution of one sketch.
+    """Sizes of the evolution of a task's sketches.
 
-    `measured_fraction` is the largest fraction of measured programs in the initial population. `crossover` is
-    the fraction of a generation that combines two parents; the others mutate one.
+    `population` is the number of children for each sketch, on average. `measured_fraction` is the largest
+    fraction of measured programs in the initial population. `crossover` is the fraction of a generation that
+    combines two parents; the others mutate one.
 
-    An evolution that continues an earlier one adds a generation and `fresh_fraction` of a population of
-    random programs. In that generation, a program that is predicted to be twice as fast as another has
-    2 ** `selection` times as many children.
+    A program that is predicted to be twice as fast as another has 2 ** `selection` times as many children, of
+    its own sketch or of another one. A sketch with fewer than `min_children` has none, because a generation
+    of few takes nearly as long as one of many. An evolution that continues an earlier one adds
+    `fresh_fraction` of random programs.
     """
 
     population: int = 1024
-    generations: int = 8
+    generations: int = 4
     measured_fraction: float = 0.2
     crossover: float = 0.2
     selection: float = 4.0
     fresh_fraction: float = 0.25
+    min_children: int = 64
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.generations < 0:
@@ -45,37 +48,82 @@ class EvolutionConfig:
 
 
 def evolve(
-    sketch: Sketch,
+    sketches: Sequence[Sketch],
     score: Score,
     measured: Sequence[Program],
     rng: np.random.Generator,
     config: EvolutionConfig,
-    known: Scored | None = None,
-    rescore: Callable[[Scored], Scored] = lambda scored: scored,
-) -> Scored:
-    """Return every distinct program of all generations, predicted fastest first.
+) -> list[Scored]:
+    """Return every distinct program of all generations, for each sketch, predicted fastest first.
 
-    `measured` are programs, best first; programs of this sketch join the initial population. `known` is what
-    an earlier evolution of the sketch returned, or the first part of it. Then this evolution continues the
-    earlier one by a generation. It scores only new programs; `rescore` predicts the known ones again.
+    `measured` are programs, best first, which join the initial populations of their sketches.
     """
+    known = []
+    for sketch in sketches:
+        first = _concatenate([*_best_of(sketch, measured, config), _drawn(sketch, rng, config)])
+        known.append(join([_score(first, score)]))
+    without_random = replace(config, fresh_fraction=0.0)
+    for _ in range(config.generations):
+        known = add_generation(known, score, measured, rng, without_random)
+    return known
+
+
+def add_generation(
+    known: Sequence[Scored],
+    score: Score,
+    measured: Sequence[Program],
+    rng: np.random.Generator,
+    config: EvolutionConfig,
+) -> list[Scored]:
+    """Add children to the known programs of each sketch, and random programs. Only new programs are scored.
+
+    `measured` programs (best first) of the sketches that have children join them.
+    """
+    if not any(map(len, known)):
+        return list(known)
+    shares = share_children(known, config.population * len(known), config)
+    return [
+        _grown(scored, score, measured, rng, replace(config, population=share)) if share else scored
+        for scored, share in zip(known, shares, strict=True)
+    ]
+
+
+def _grown(
+    known: Scored,
+    score: Score,
+    measured: Sequence[Program],
+    rng: np.random.Generator,
+    config: EvolutionConfig,
+) -> Scored:
+    """Return a sketch's known programs and their children."""
+    sketch = known.population.sketch
+    children = _next_generation(known, rng, config)
+    fresh = sample(sketch, round(config.fresh_fraction * config.population), rng)
+    everything = _concatenate([known.population, *_best_of(sketch, measured, config), children, fresh])
+    rows = everything.distinct_rows()
+    new = everything.take(rows[rows >= len(known)])
+    return join([known, score(new)] if len(new) else [known])
+
+
+def share_children(known: Sequence[Scored], total: int, config: EvolutionConfig) -> list[int]:
+    """Divide a generation's children among sketches, whose known programs are given, by the predicted
+    throughput of all their programs. At least one sketch has known programs.
+    """
+    fastest_s = min((scored.seconds.min(initial=np.inf) for scored in known), default=np.inf)
+    weights = np.array([((fastest_s / scored.seconds) ** config.selection).sum() for scored in known])
+    order = np.argsort(-weights, kind="stable")
+    weights[order[max(total // config.min_children, 1) :]] = 0.0
+    shares = np.round(total * weights / weights.sum()).astype(int)
+    is_few = shares < config.min_children
+    is_few[order[0]] = False
+    return np.where(is_few, 0, shares).tolist()
+
+
+def _best_of(sketch: Sketch, measured: Sequence[Program], config: EvolutionConfig) -> list[Population]:
+    """Return the measured programs that join a population, if there are any."""
     limit = int(config.measured_fraction * config.population)
     of_sketch = [program for program in measured if program.sketch.key == sketch.key][:limit]
-    best = [gather(of_sketch)] if of_sketch else []
-    if known is not None and len(known):
-        children = _next_generation(known, rng, config, config.selection)
-        fresh = sample(sketch, round(config.fresh_fraction * config.population), rng)
-        everything = _concatenate([known.population, *best, children, fresh])
-        rows = everything.distinct_rows()
-        new = everything.take(rows[rows >= len(known)])
-        again = rescore(known)
-        return join([again, score(new)] if len(new) else [again])
-    generation = _score(_concatenate([*best, _drawn(sketch, rng, config)]), score)
-    generations = [generation]
-    for _ in range(config.generations if len(generation) else 0):
-        generation = score(_next_generation(generation, rng, config))
-        generations.append(generation)
-    return join(generations)
+    return [gather(of_sketch)] if of_sketch else []
 
 
 def _concatenate(populations: Sequence[Population]) -> Population:
@@ -99,12 +147,10 @@ def _drawn(sketch: Sketch, rng: np.random.Generator, config: EvolutionConfig) ->
     return drawn
 
 
-def _next_generation(
-    parents: Scored, rng: np.random.Generator, config: EvolutionConfig, selection: float = 1.0
-) -> Population:
+def _next_generation(parents: Scored, rng: np.random.Generator, config: EvolutionConfig) -> Population:
     """Return valid children; the parents themselves if no child is valid."""
     # Roulette over predicted throughput.
-    share = (parents.seconds.min() / parents.seconds) ** selection
+    share = (parents.seconds.min() / parents.seconds) ** config.selection
     share /= share.sum()
     # A sketch with a single group of nodes has nothing to combine.
     sketch = parents.population.sketch
