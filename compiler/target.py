@@ -22,7 +22,7 @@ from tvm.target.codegen import llvm_get_cpu_features
 
 from compiler.boards import Board, find_board
 from core.device import Device
-from core.instruction_sets import FeatureError, instruction_sets, llvm_names
+from core.instruction_sets import X86_ARCHS, FeatureError, instruction_sets, llvm_names
 from system.linux import request_tiles
 
 _log = logging.getLogger(__name__)
@@ -118,6 +118,11 @@ def host_triple(target: tvm.target.Target) -> str:
 def is_arm(target: tvm.target.Target) -> bool:
     """Return whether a target's host code runs on 64-bit Arm."""
     return host_triple(target).startswith("aarch64")
+
+
+def is_x86(target: tvm.target.Target) -> bool:
+    """Return whether a target's host code runs on x86."""
+    return host_triple(target).partition("-")[0] in X86_ARCHS
 
 
 def _executed_features(

@@ -9,6 +9,7 @@ import tvm
 from compiler.codegen.last_steps import count_in_int32
 from compiler.codegen.online_attention import write_attention
 from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.quantizers import quantize_in_vectors
 from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
@@ -40,7 +41,8 @@ _NOT_FOR_CPUS = (
 
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Apply our passes. Candidates and whole models share them, so the timed code is the deployed code."""
-    return expand_math(add_as_trees(count_in_int32(write_attention(module), target), target), target)
+    counted = count_in_int32(write_attention(module), target)
+    return expand_math(quantize_in_vectors(add_as_trees(counted, target), target), target)
 
 
 def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.PassContext:
