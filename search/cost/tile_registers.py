@@ -13,6 +13,7 @@ with
     K  steps until the accumulators are stored
     U  steps that are unrolled
     spills: the cost of accumulators beyond the registers
+A step of a block of packed weights has the dot products of the whole block, and those that add up its rows.
 A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
 stores.
 A block of halves (search.sketches.half_products) is converted and added to sums of float32. Where these lack
@@ -22,6 +23,7 @@ The node takes as many steps as it has iterations, minus those that add known ze
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,11 +34,12 @@ from core.profile import AMX_VECTOR_BYTES
 from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
-from search.dag import BufferAccess, Term
+from search.dag import BufferAccess, Dag, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
+from search.sketches.block_products import BlockProduct
 from search.sketches.factors import Ints
 from search.sketches.half_products import (
     BLOCK_TERMS,
@@ -44,7 +47,7 @@ from search.sketches.half_products import (
     adds_in_blocks,
     multiplies_halves,
 )
-from search.sketches.intrinsics import intrinsic_of
+from search.sketches.intrinsics import intrinsic_extents, intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import StageKind
 from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
@@ -68,7 +71,7 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
-    arithmetic = body.accumulators + body.converted
+    arithmetic = body.accumulators * body.products + body.converted
     instructions = arithmetic + loads + LOOP_INSTRUCTIONS / body.unrolled
     step = np.maximum.reduce(
         [arithmetic / issue, loads / parameters.loads, chained, instructions / parameters.dispatch]
@@ -118,8 +121,9 @@ class _Body:
     follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept` steps the
     accumulators are stored. `is_flat` says that the loops around the innermost reduction are unrolled, too.
     An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load
-    has at most `loaded` lanes. Each step takes a share of the `converted` instructions after a block of
-    halves.
+    has at most `loaded` lanes. Each step has `products` multiply-adds for each accumulator, and takes as long
+    as `converted` more: its share of the instructions after a block of halves, or the rows of a block of
+    packed weights, which are added up for the zero points.
     """
 
     tile: Ints
@@ -135,6 +139,7 @@ class _Body:
     is_flat: NDArray[np.bool_]
     depth: int
     issue: float
+    products: int
     converted: Floats
 
     @classmethod
@@ -170,6 +175,10 @@ class _Body:
             needed = (1 + SUM_REGISTERS) * accumulators + operands
             each = CONVERTED + np.where(needed > parameters.registers, RELOADED, 0)
             converted = accumulators * each / _block_terms(nest.trips(level))
+        products = 1
+        if isinstance(intrinsic, BlockProduct):
+            products = intrinsic.products
+            converted = products * rows
         return cls(
             tile=tile,
             width=width,
@@ -184,6 +193,7 @@ class _Body:
             is_flat=is_flat,
             depth=depth,
             issue=parameters.issue_of(intrinsic.rate if intrinsic else dtype),
+            products=products,
             converted=converted,
         )
 
@@ -226,6 +236,7 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
         vectors = vectors / _joined(population, nest, body, read, parameters)
+        vectors = vectors * _steps_of_block(dag, nest, read)
         kept = vectors * body.chain <= parameters.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(
@@ -236,6 +247,15 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             vectors = vectors * _slots_of_load(population, read.buffer, conditions, gathers, parameters)
         loads = loads + vectors / repeats
     return loads
+
+
+def _steps_of_block(dag: Dag, nest: Nest, read: BufferAccess) -> int:
+    """Return the vectors of an operand that a product of a block reads for each vector of sums; 1 for other
+    nodes."""
+    if not isinstance(intrinsic_of(nest.stage), BlockProduct):
+        return 1
+    step, half, *_ = extents = intrinsic_extents(dag, nest.stage)
+    return math.prod(extents[axis] for axis in (step, half) if axis in read.axes)
 
 
 def _joined(

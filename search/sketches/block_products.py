@@ -52,13 +52,22 @@ class BlockProduct:
 
     @property
     def instruction_depth(self) -> int:
-        """The depth that the estimate counts as one instruction: loading the codes takes longer."""
+        """The depth of a step of the estimate: a whole block."""
         return self.depth
 
     @property
+    def products(self) -> int:
+        """The dot products of vectors that it adds to each vector of sums. AVX2 multiplies codes of 8 bits as
+        pairs of int16."""
+        return self.depth // NEIGHBOURS * (2 if self.rate == DOT + "int16" else 1)
+
+    @property
     def rate(self) -> str:
-        """The name of its rate in a profile's `multiply_adds`."""
-        return DOT + "int16" if self.instructions == "avx2" else "int8"
+        """The name of their rate in a profile's `multiply_adds`. AVX2 multiplies codes of 4 bits as narrow
+        bytes."""
+        if self.instructions != "avx2":
+            return "int8"
+        return DOT + ("uint8" if self.bits == 4 else "int16")
 
 
 @dataclass(frozen=True)
