@@ -13,7 +13,8 @@ with
     K  steps until the accumulators are stored
     U  steps that are unrolled
     spills: the cost of accumulators beyond the registers
-A step of a block of packed weights has the dot products of the whole block, and those that add up its rows.
+A vector of columns that is widened takes as long as half of a multiply-add. A step of a block of packed
+weights has the dot products of the whole block, and those that add up its rows.
 A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
 stores.
 A block of halves (search.sketches.half_products) is converted and added to sums of float32. Where these lack
@@ -47,7 +48,7 @@ from search.sketches.half_products import (
     adds_in_blocks,
     multiplies_halves,
 )
-from search.sketches.intrinsics import intrinsic_extents, intrinsic_of
+from search.sketches.intrinsics import Intrinsic, intrinsic_extents, intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import StageKind
 from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
@@ -60,6 +61,8 @@ LOOP_INSTRUCTIONS = 5
 # The instructions after each block of halves: two that convert a vector of them, and two that add it to sums,
 # which take two registers. The sums are loaded and stored in pairs.
 CONVERTED, RELOADED, SUM_REGISTERS = 4, 2, 2
+# A vector of columns that is widened, in multiply-adds: one instruction, where these have two.
+WIDENED = 0.5
 
 
 def register_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
@@ -122,8 +125,8 @@ class _Body:
     accumulators are stored. `is_flat` says that the loops around the innermost reduction are unrolled, too.
     An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load
     has at most `loaded` lanes. Each step has `products` multiply-adds for each accumulator, and takes as long
-    as `converted` more: its share of the instructions after a block of halves, or the rows of a block of
-    packed weights, which are added up for the zero points.
+    as `converted` more: its share of the instructions after a block of halves, columns that are widened, or
+    the rows of a block of packed weights, which are added up for the zero points.
     """
 
     tile: Ints
@@ -179,6 +182,8 @@ class _Body:
         if isinstance(intrinsic, BlockProduct):
             products = intrinsic.products
             converted = products * rows
+        elif isinstance(intrinsic, Intrinsic) and intrinsic.is_widened:
+            converted = WIDENED * instructions
         return cls(
             tile=tile,
             width=width,

@@ -70,6 +70,11 @@ class Intrinsic:
         return self.instruction_depth
 
     @property
+    def is_widened(self) -> bool:
+        """Whether it widens the columns to the rows' type before it multiplies them."""
+        return (self.rows, self.columns) == ("int16", "int8")
+
+    @property
     def rate(self) -> str:
         """The name of its rate in a profile's `multiply_adds`."""
         return "int8" if self.rows in ("int8", "uint8") and not self.narrow else DOT + self.rows

@@ -386,6 +386,28 @@ def test_the_estimate_takes_an_instructions_own_rate(
     assert 1.5 < cycles[1] / cycles[0] <= 2.0
 
 
+def test_tall_tiles_widen_columns_for_several_rows() -> None:
+    """pmaddwd reads int16, so a vector of bytes is widened before. Several rows share that instruction."""
+    graph = _matmul(32, 64, 128, dtypes={"a": "int16", "b": "int8", "matmul": "int32"}, constants=("b",))
+    device = replace(SKYLAKE_X, profile=replace(SKYLAKE_X.speeds, loads=100.0, latency_cycles=0.1))
+    sketch = sketch_of(graph, "tile matmul SSRSRS of dot_16x2_pmaddwd", device)
+    flat, tall = (
+        program_of(
+            sketch,
+            matmul={
+                "i": (8, 1, 4 // rows, rows),
+                "j": (1, 1, rows, 4 // rows),
+                "k": (1, 64),
+                "read b": "packed",
+                "unroll": 0,
+            },
+        )
+        for rows in (1, 4)
+    )
+    cycles = estimate(gather([flat, tall]), device).quantities["cycles"]
+    assert cycles[0] / cycles[1] == pytest.approx((4 + 2) / (4 + 0.5), rel=0.02)
+
+
 def test_a_convolution_of_bfloat16_fuses_its_consumer() -> None:
     conv = _conv()
     types = {
