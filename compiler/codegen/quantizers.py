@@ -29,8 +29,8 @@ def quantize_in_vectors(module: tvm.IRModule, target: tvm.target.Target) -> tvm.
     ->
         B[i] = T.Cast("uint8", T.max(T.min(llvm.lrint(T.min(x, 255.0)), 255), 0))
 
-    That instruction turns floats below all integers into the lowest integer, so the lower bound of floats is
-    left out. LLVM recognizes the outer bounds, and packs with saturation.
+    That instruction turns NaN and floats below all integers into the lowest integer, so the lower bound of
+    floats is left out. LLVM recognizes the outer bounds, and packs with saturation.
     """
     saturates = target.kind.name == "llvm" and is_x86(target)
 

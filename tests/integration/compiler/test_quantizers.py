@@ -48,9 +48,10 @@ def _quantizer(name: str, length: int = LENGTH) -> tvm.IRModule:
 
 
 def _floats(length: int) -> NDArray[np.float32]:
-    """Halves between integers, their neighbours, and floats that no int32 holds."""
+    """NaN, halves between integers, their neighbours, and floats that no int32 holds."""
     halves = np.arange(-140, 260, 0.5, dtype=np.float32)
     large = np.array([3e9, -3e9, 1e30, -1e30, math.inf, -math.inf, 2**31, -(2**31), 8388609.5], np.float32)
+    large = np.append(large, np.float32(math.nan))
     near = np.concatenate([np.nextafter(halves, np.float32(side)) for side in (-1e9, 1e9)])
     return np.resize(np.concatenate([large, halves, near]), length)
 
@@ -62,7 +63,8 @@ def test_quantizers_have_the_same_results(name: str) -> None:
     result = tvm.runtime.tensor(np.zeros(data.shape, dtype))
     library, _ = compile_scheduled(_quantizer(name, len(data)), tvm.target.Target("llvm"))
     library["main"](tvm.runtime.tensor(data), result)
-    wanted = np.clip(np.round(data) + np.float32(zero), low, high).astype(dtype)
+    wanted = np.clip(np.round(np.nan_to_num(data)) + np.float32(zero), low, high).astype(dtype)
+    wanted[np.isnan(data)] = np.iinfo(dtype).min
     np.testing.assert_array_equal(result.numpy(), wanted)
 
 
