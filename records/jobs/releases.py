@@ -49,7 +49,7 @@ def point(session: Session, name: str, job_id: str, now: float) -> Release:
 
 
 def get(session: Session, name: str, device_class: str) -> Release:
-    """Return the release with a name on a device class. Raises ReleaseNotFound."""
+    """Return the release with a name on a device class. Raises ReleaseNotFound, DeviceClassNotFound."""
     query = select(ReleaseRow).where(ReleaseRow.name == name, ReleaseRow.device_class == device_class)
     found = _releases(session, query)
     if not found:
@@ -69,7 +69,10 @@ def of_job(session: Session, job_id: str) -> list[str]:
 
 
 def drop(session: Session, name: str, device_class: str) -> None:
-    """Delete a name on a device class; the artifact stays. Raises ReleaseNotFound."""
+    """Delete a name on a device class; the artifact stays.
+
+    Raises ReleaseNotFound, DeviceClassNotFound.
+    """
     named = delete(ReleaseRow).where(ReleaseRow.name == name, ReleaseRow.device_class == device_class)
     if not changed(session, named):
         raise _not_found(session, name, device_class)

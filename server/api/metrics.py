@@ -66,6 +66,7 @@ def metrics(context: ContextDep) -> Response:
     for worker in known:
         if worker.device_class is not None:
             rate_by_class[worker.device_class] += rates.get(worker.id, 0.0)
+    gauges.trials_per_minute.clear()  # the name of a class changes when another class gets it
     for device_class, rate in rate_by_class.items():
         gauges.trials_per_minute.labels(device_class, names[device_class]).set(rate)
     gauges.held_leases.set(len(held))
@@ -87,6 +88,8 @@ def _set_queues(gauges: ServerMetrics, queues: Sequence[Queue], names: Mapping[s
 
 
 def _set_models(gauges: ServerMetrics, models: Sequence[Version], names: Mapping[str, str]) -> None:
+    gauges.model_records.clear()
+    gauges.model_quality.clear()
     for model in models:
         of_class = model.device_class, names[model.device_class]
         gauges.model_records.labels(*of_class).set(model.records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from core.job import JobState
+from records import devices
+from records.devices import DeviceClassNotFound
 from records.jobs import releases
 from records.jobs.releases import NoArtifact, ReleaseNotFound
 from records.storage import blobs
@@ -49,7 +52,10 @@ def test_a_name_has_an_artifact_of_each_device_class(session: Session) -> None:
     released(session, "production", "one")
     released(session, "production", "two")
     assert releases.get(session, "production", replace(DEVICE, toolchain="two").key).job.id == "two"
-    with pytest.raises(ReleaseNotFound):
+    with pytest.raises(DeviceClassNotFound):
+        releases.get(session, "production", DEVICE.key)
+    devices.put_class(session, DEVICE)
+    with pytest.raises(ReleaseNotFound, match=f"device class {re.escape(DEVICE.title)} is named"):
         releases.get(session, "production", DEVICE.key)
     make_job(session, "three")
     with pytest.raises(NoArtifact):
