@@ -20,7 +20,7 @@ from records.jobs import jobs, tasks, trials
 from records.storage.database import Database
 from tests.acceptance.commands import family
 
-pytestmark = [pytest.mark.slow_lane(seconds=32), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_lane(seconds=32), pytest.mark.timeout(1200)]
 
 TRIALS = 64
 

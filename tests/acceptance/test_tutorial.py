@@ -22,7 +22,7 @@ from tunefarm.cli.app import app, run
 from tunefarm.client.client import Client
 from tunefarm.client.values import JobRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BLOCK = re.compile(r'^```sh title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 # All models of the documents are one small model here, whose job gets few trials.
 MODEL = re.compile(r"\b(tune|compile) \S+")

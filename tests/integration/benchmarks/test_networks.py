@@ -11,7 +11,7 @@ from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 
-pytestmark = [pytest.mark.slow_lane(seconds=80), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow_lane(seconds=80), pytest.mark.timeout(1800)]
 SHORT = ("--tiny", "--threads", "2", "--rounds", "2")
 
 

@@ -32,7 +32,7 @@ from tests.gpu_programs import TARGET, Candidate, compiled, failures
 from tests.imported_cases import AttentionInTf32, AttentionOfHalves, GroupedAttention
 from tests.suite import Case
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _sketch(module: tvm.IRModule) -> Sketch:
