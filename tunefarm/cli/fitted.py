@@ -19,7 +19,8 @@ GAP = 2
 
 @dataclass(frozen=True)
 class Column:
-    """A column. A narrow terminal leaves out the columns of the highest `rank` first, and never those of 0.
+    """A column. In a narrow terminal, columns of the highest `rank` are left out first. Columns of rank 0
+    always stay.
 
     Cells that are `text` may be cut.
     """

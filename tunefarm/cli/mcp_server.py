@@ -71,8 +71,8 @@ def mcp_server(client: Client) -> MCPServer:
 
 
 class Tools:
-    """The tools. Results are JSON objects with the fields of `tunefarm.client.values`. Those of jobs and
-    schedules also have a `device_name`.
+    """The tools. Results are JSON objects with the fields of `tunefarm.client.values`. Jobs and schedules
+    also have a `device_name`.
     """
 
     def __init__(self, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,16 +201,21 @@ def test_nan_stays_in_its_query_and_infinite_masks_hide_keys(
     assert list(np.flatnonzero(rows)) == (list(range(18)) if masked == slice(None) else [3])
 
 
+def _unspilled_instructions(found: Candidate, folder: Path) -> Counter[str]:
+    """Count a kernel's instructions for compute capability 9.0, and check that no register is spilled."""
+    cubin, resources = compile_cubin(found.source, "sm_90")
+    assert resources is not None
+    assert resources.spilled_bytes == 0
+    (folder / "cubin").write_bytes(cubin)
+    return instructions(folder / "cubin")
+
+
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_stay_in_registers(dtype: str, tmp_path: Path) -> None:
     case = AttentionOfHalves("attention", (12, 64, 2048, 64, True), dtype=dtype)
     found = _compiled(case, _tile(4, 1, 4, 2))
-    cubin, resources = compile_cubin(found.source, "sm_90")
-    assert resources is not None
-    assert resources.spilled_bytes == 0
-    (tmp_path / "cubin").write_bytes(cubin)
-    counts = instructions(tmp_path / "cubin")
+    counts = _unspilled_instructions(found, tmp_path)
     # Fragments, products, asynchronous copies, and lanes that exchange maxima and sums.
     assert {"LDSM", "HMMA", "LDGSTS", "SHFL"} <= set(counts)
     # 2 products of 64 x 64 keys in each warp, each of 16 x 8 x 16.
@@ -223,11 +229,7 @@ def test_scores_stay_in_registers(dtype: str, tmp_path: Path) -> None:
 def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> None:
     found = _compiled(AttentionInTf32("attention", (12, 64, 2048, 64, True)), _tile(4, 1, 4, 2))
     assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in found.source
-    cubin, resources = compile_cubin(found.source, "sm_90")
-    assert resources is not None
-    assert resources.spilled_bytes == 0
-    (tmp_path / "cubin").write_bytes(cubin)
-    counts = instructions(tmp_path / "cubin")
+    counts = _unspilled_instructions(found, tmp_path)
     assert {"LDSM", "HMMA", "LDGSTS", "SHFL"} <= set(counts)
     # 2 products of 64 x 64 keys in each warp, each of 16 x 8 x 8.
     assert counts["HMMA"] >= 2 * 8 * 8
@@ -248,11 +250,7 @@ def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> No
 def test_float32_is_multiplied_from_registers(warps: int, rows: int, columns: int, tmp_path: Path) -> None:
     case = AttentionOfHalves("attention", (12, 64, 2048, 64, True), dtype="float32")
     found = _compiled(case, _tile(warps, rows, columns, 2))
-    cubin, resources = compile_cubin(found.source, "sm_90")
-    assert resources is not None
-    assert resources.spilled_bytes == 0
-    (tmp_path / "cubin").write_bytes(cubin)
-    counts = instructions(tmp_path / "cubin")
+    counts = _unspilled_instructions(found, tmp_path)
     assert {"FFMA", "LDS", "LDGSTS", "SHFL"} <= set(counts)
     assert not {"STL", "LDL", "HMMA"} & set(counts), "nothing lies in local memory or is rounded"
     # Four keys of each fragment are multiplied with all columns of 16 * rows values, two to a lane.

@@ -312,7 +312,7 @@ class Farm:
             )
 
     def report(self, lease: StoredLease, limit: int | None = None) -> None:
-        """Report the results of a lease, or those of its first `limit` trials."""
+        """Report the results of a lease. With a `limit`, only the first trials are reported."""
         measured = lease.trials[:limit]
         results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in measured]
         results += [LeaseResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
