@@ -214,19 +214,20 @@ class Agent:
         )
         if self._held is not None:
             vitals = replace(vitals, candidates=self._held.size, candidates_done=self._held.done)
+        device = None if self.state is WorkerState.PROBING else self._device
         return WorkerReport(
             worker_id=self._worker_id,
             session_id=self._session_id,
             starting=self._starting,
             state=self.state,
-            device=None if self.state is WorkerState.PROBING else self._device,
+            device=device,
             held=None if self._held is None else self._held.lease.id,
             results=self._outbox.pending(),
             slots=self._config.slots if ready else 0,
             wait_s=self._config.wait_s if ready else 0.0,
             vitals=vitals,
             role=self._config.role,
-            builds_for=self._executor.builds_for,
+            builds_for=() if device is None else self._executor.builds_for,
             calibrated=self._calibration_unreported,
             boot_id=self._config.boot_id,
             hardware=self._config.hardware,

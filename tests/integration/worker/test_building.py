@@ -43,6 +43,22 @@ def test_a_builder_reports_its_role_and_stores_libraries() -> None:
     with_fleet(work)
 
 
+def test_a_builder_names_its_platforms_only_while_it_knows_its_device(tmp_path: Path) -> None:
+    sound = tmp_path / "sound"
+    sound.touch()
+
+    async def work(fleet: FakeFleet) -> None:
+        async with working(fleet, BUILDER, TVM_FAULT_UNTIL=str(sound)):
+            await fleet.until(lambda: in_state(fleet, WorkerState.READY))
+            sound.unlink()
+            fleet.offer("build segfault", "ok", build=True)
+            await fleet.until(lambda: in_state(fleet, WorkerState.PROBING))
+        for report in fleet.reports:
+            assert report.builds_for == (("x86_64", "aarch64") if report.device else ())
+
+    with_fleet(work)
+
+
 def test_a_candidate_that_kills_the_child_fails_alone() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "build segfault", "ok 2", "run exit", "ok 3", build=True)
