@@ -26,7 +26,8 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 from tvm.support.tar import tar
 
-from benchmarks.engines.metaschedule_networks import BUILD_LIMIT_S, RUN_LIMIT_S
+import compiler.tvmscript  # noqa: F401 - MetaSchedule imports TVM's intrinsics, which are TVMScript
+from benchmarks.engines.metaschedule_networks import BUILD_LIMIT_S, RUN_LIMIT_S, prepare_intrinsics
 from benchmarks.engines.metaschedule_space import quiet
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.measurer import Candidate, Trial
@@ -138,10 +139,10 @@ def _seconds(result: RunnerResult) -> float:
 
 
 def _recording_builder(timeline: _Timeline, cores: int, device: Device) -> PyBuilder:
-    local = LocalBuilder(max_workers=cores, timeout_sec=BUILD_LIMIT_S)
+    local = LocalBuilder(max_workers=cores, timeout_sec=BUILD_LIMIT_S, initializer=prepare_intrinsics)
     if device.gpu is not None:
         local = LocalBuilder(
-            max_workers=cores, timeout_sec=BUILD_LIMIT_S, f_build=_build_for_gpu, initializer=load_cuda
+            max_workers=cores, timeout_sec=BUILD_LIMIT_S, f_build=_build_for_gpu, initializer=_prepare_for_gpu
         )
 
     @derived_object
@@ -151,6 +152,11 @@ def _recording_builder(timeline: _Timeline, cores: int, device: Device) -> PyBui
             return local.build(build_inputs)
 
     return Builder()
+
+
+def _prepare_for_gpu() -> None:
+    prepare_intrinsics()
+    load_cuda()
 
 
 def _build_for_gpu(module: tvm.IRModule, target: tvm.target.Target, params: Any) -> tvm.runtime.Module:

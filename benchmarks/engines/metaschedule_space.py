@@ -14,6 +14,7 @@ from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostMo
 from tvm.s_tir.meta_schedule.runner import PyRunner, RunnerFuture, RunnerInput, RunnerResult
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 
+import compiler.tvmscript  # noqa: F401 - MetaSchedule imports TVM's intrinsics, which are TVMScript
 from benchmarks.timing.measurer import Candidate, ProgramMeasurer, seconds
 from compiler.measuring.builder import BuiltKernel
 from compiler.target import parse_target
