@@ -75,9 +75,12 @@ def describe(manifest: Manifest) -> bytes:
     `tiles` says that Linux must permit AMX.
 
     A decoder's inputs that `tunefarm.c` keeps are its state: the number of earlier tokens, then the cache.
+    `cache` has its numbers of tokens, and the axis of the rows of each buffer.
     """
     cache = manifest.cache
     state = set() if cache is None else {cache.position, *cache.buffers}
+    buffers = {} if cache is None else cache.buffers
+    axes = [buffers[one.name] for one in manifest.inputs if one.name in buffers]
 
     def line(kind: str, tensor: Tensor) -> str:
         return " ".join((kind, _escaped(tensor.name), tensor.dtype, *map(str, tensor.shape)))
@@ -86,7 +89,7 @@ def describe(manifest: Manifest) -> bytes:
         [
             f"threads {manifest.threads}",
             *(["tiles"] if TILES in manifest.instructions else []),
-            *([] if cache is None else [f"cache {cache.capacity} {cache.count}"]),
+            *([] if cache is None else [" ".join(map(str, ("cache", cache.capacity, cache.count, *axes)))]),
             *(line("state" if one.name in state else "input", one) for one in manifest.inputs),
             *(line("output", one) for one in manifest.outputs),
             "",

@@ -68,6 +68,8 @@ class Decoder:
         self._tensors: dict[str, Any] = {}
         self._arrays: dict[str, Array] = {}
         self._capacity = 0
+        # Steps wrote the rows before this one, or they were never zero. The others are zero.
+        self._written = 0
         self.length = 0
 
     @property
@@ -86,8 +88,6 @@ class Decoder:
             self.length = 0
             if self._capacity > min(cache.capacity for _, _, cache in self._sizes):
                 self._tensors, self._arrays, self._capacity = {}, {}, 0
-            for array in self._arrays.values():
-                array[...] = 0
 
     def check_agreement(self) -> None:
         """Compare the outputs of all sizes for a few tokens. Raises LoadError if they differ by more than
@@ -133,8 +133,6 @@ class Decoder:
         with self._lock:
             if not 0 <= length <= self.length:
                 raise RunError(f"the cache can't be rewound to {length} tokens: give 0 to {self.length}")
-            for name, array in self._arrays.items():
-                array[(slice(None),) * self._axes[name] + (slice(length, self.length),)] = 0
             self.length = length
 
     def step(self, tokens: Any, inputs: Mapping[str, Any]) -> list[Array]:
@@ -221,12 +219,23 @@ class Decoder:
             if spec.name not in cache.buffers:
                 continue
             tensor, array = allocate(spec)
-            array[...] = 0
             if self.length:
-                rows = (slice(None),) * cache.buffers[spec.name] + (slice(self.length),)
+                rows = self._rows_of(spec.name, 0, self.length)
                 array[rows] = self._arrays[spec.name][rows]
             self._tensors[spec.name], self._arrays[spec.name] = tensor, array
-        self._capacity = cache.capacity
+        self._capacity = self._written = cache.capacity
+
+    def _clear_after(self, end: int) -> None:
+        """Make the rows from `end` on zero, which no token holds. A step reads them: a probability of zero
+        times what another text left there may be NaN. The rows before them hold tokens, or the step that
+        comes next writes them.
+        """
+        for name, array in self._arrays.items():
+            array[self._rows_of(name, end, self._written)] = 0
+        self._written = end
+
+    def _rows_of(self, name: str, start: int, end: int) -> tuple[slice, ...]:
+        return (slice(None),) * self._axes[name] + (slice(start, end),)
 
     def _run(self, size: _Size, tokens: Array, axis: int, others: Mapping[str, Any]) -> list[Array]:
         """Run one size on new tokens, padded with zeros. Padding doesn't change earlier tokens' outputs."""
@@ -250,6 +259,7 @@ class Decoder:
                         f"{spec.shape}: convert it first"
                     )
                 values.append(value)
+        self._clear_after(self.length + cache.count)
         outputs = self._library(index)(values)
         return [
             output.take(range(new), cache.outputs[spec.name])

@@ -28,6 +28,8 @@ struct tunefarm_model {
   tensor_list inputs, outputs;
   tensor_list state; /* a decoder's inputs that the model keeps: the number of earlier tokens, then the cache */
   size_t capacity, count; /* the tokens that the cache holds, and the tokens of a step; 0 for other models */
+  size_t written; /* steps wrote the cache's rows before this one; the others are zero */
+  int axes[MAX_TENSORS]; /* of the rows, for each tensor of the state */
   TVMFFIObjectHandle library, machine, main;
   TVMFFIAny* arguments; /* the inputs, then what stays the same in all runs: the state and the weights */
   DLManagedTensor* managed;
@@ -156,11 +158,23 @@ static tunefarm_status parse_tensor(tensor_list* list, char* text) {
   return ok();
 }
 
-/* Parse "cache CAPACITY COUNT". */
+/* Parse "cache CAPACITY COUNT AXIS...": each of the cache's buffers has its rows along an axis. */
 static void parse_cache(tunefarm_model* model, const char* text) {
   char* end = NULL;
   model->capacity = strtoul(text, &end, 10);
-  model->count = strtoul(end, NULL, 10);
+  model->count = strtoul(end, &end, 10);
+  for (size_t i = 1; i < MAX_TENSORS; ++i) model->axes[i] = (int)strtoul(end, &end, 10);
+}
+
+/* Whether the state is the number of earlier tokens, and buffers with rows for as many tokens as the cache holds. */
+static int is_whole_cache(const tunefarm_model* model) {
+  const tensor_list* state = &model->state;
+  if (model->count > model->capacity || state->count < 2 || state->tensors[0].bytes != sizeof(int64_t)) return 0;
+  for (size_t i = 1; i < state->count; ++i) {
+    int axis = model->axes[i];
+    if (axis < 0 || axis >= state->tensors[i].ndim || state->tensors[i].shape[axis] != (int64_t)model->capacity) return 0;
+  }
+  return 1;
 }
 
 /* Ask Linux to let this process use AMX's tiles. */
@@ -195,9 +209,7 @@ static tunefarm_status read_description(tunefarm_model* model, const char* folde
   fclose(file);
   if (result.code == TUNEFARM_OK && model->outputs.count == 0)
     return status(TUNEFARM_BAD_FOLDER, "%.400s describes no output: make the bundle again", path);
-  int is_whole = model->count == 0 ? model->state.count == 0
-                                   : model->count <= model->capacity && model->state.count > 1 &&
-                                         model->state.tensors[0].bytes == sizeof(int64_t);
+  int is_whole = model->count == 0 ? model->state.count == 0 : is_whole_cache(model);
   if (result.code == TUNEFARM_OK && !is_whole)
     return status(TUNEFARM_BAD_FOLDER, "%.400s describes no whole cache: make the bundle again", path);
   return result;
@@ -434,10 +446,22 @@ tunefarm_status tunefarm_reset(tunefarm_model* model, size_t length) {
   int64_t* kept = length_of(model);
   if (length > (size_t)*kept)
     return status(TUNEFARM_BAD_ARGUMENT, "the cache can't be reset to %zu tokens: it has %lld", length, (long long)*kept);
-  for (size_t i = 1; length == 0 && i < model->state.count; ++i)
-    memset(model->state.buffers[i], 0, model->state.tensors[i].bytes);
   *kept = (int64_t)length;
   return ok();
+}
+
+/* Make the rows from `end` on zero, which no token holds. A step reads them: a probability of zero times what another
+ * text left there may be NaN. */
+static void clear_after(tunefarm_model* model, size_t end) {
+  for (size_t i = 1; end < model->written && i < model->state.count; ++i) {
+    const tunefarm_tensor* tensor = &model->state.tensors[i];
+    size_t parts = 1;
+    for (int axis = 0; axis < model->axes[i]; ++axis) parts *= (size_t)tensor->shape[axis];
+    size_t row = parts == 0 ? 0 : tensor->bytes / parts / model->capacity;
+    for (size_t part = 0; part < parts; ++part)
+      memset((char*)model->state.buffers[i] + (part * model->capacity + end) * row, 0, (model->written - end) * row);
+  }
+  model->written = end;
 }
 
 tunefarm_status tunefarm_step(tunefarm_model* model, size_t tokens, const void* const* inputs, void* const* outputs) {
@@ -449,6 +473,7 @@ tunefarm_status tunefarm_step(tunefarm_model* model, size_t tokens, const void* 
   if ((size_t)*length + model->count > model->capacity)
     return status(TUNEFARM_BAD_ARGUMENT, "the cache has %lld tokens, and a step needs room for %zu of %zu: call tunefarm_reset",
                   (long long)*length, model->count, model->capacity);
+  clear_after(model, (size_t)*length + model->count);
   result = run(model, inputs, outputs);
   if (result.code == TUNEFARM_OK) *length += (int64_t)tokens;
   return result;

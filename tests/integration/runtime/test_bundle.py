@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tunefarm_runtime import LoadError, load
 from tunefarm_runtime.bundle import SOURCES, make_bundle
 
-from examples.networks.decoders import llama
+from examples.networks.decoders import DECODERS, llama
 from tests.compiled_models import compile_decoder, compile_model
 from tests.onnx_models import products, residual
 
@@ -103,6 +103,34 @@ int main(int argc, char** argv) {
 """
 
 
+POISONED = """
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+#include "tunefarm.hpp"
+
+int main(int argc, char** argv) {
+  tunefarm_runtime::Model model(argv[argc - 1], 1);
+  int64_t tokens[2] = {3, 4};
+  float logits[2 * 50];
+  std::size_t count = model.inputs()[1].bytes / sizeof(float);
+  std::vector<float> good(count, 0.5f), poison(count, NAN);
+  for (std::size_t kept : {0, 2}) {
+    model.reset(kept);
+    if (kept == 0) model.step(2, {tokens, good.data()}, {logits});
+    for (int i = 0; i < 3; ++i) model.step(2, {tokens, poison.data()}, {logits});
+    model.reset(2);
+    model.step(1, {tokens, good.data()}, {logits});
+    std::printf("%g\\n", logits[0]);
+  }
+  model.reset();
+  for (int i = 0; i < 2; ++i) model.step(2, {tokens, good.data()}, {logits});
+  std::printf("%g\\n", logits[0]);
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a decoder that takes two tokens a step, and holds eight."""
@@ -141,6 +169,22 @@ def test_a_decoder_keeps_its_cache_in_c(decoder: Path, compiler: str, tmp_path: 
         "the model keeps its cache: call tunefarm_step",
         "the cache can't be reset to 9 tokens: it has 7",
     ]
+
+
+@pytest.mark.slow
+def test_no_output_in_c_depends_on_what_another_text_left(tmp_path: Path) -> None:
+    sizes = {"sequence": (2,), "past": (8,), "audio": (6,)}
+    tuned = compile_decoder(DECODERS["whisper"](), tmp_path, sizes)
+    make_bundle(tuned / "one", tmp_path / "bundle")
+    (tmp_path / "main.cpp").write_text(POISONED)
+    main = build(tmp_path / "bundle", tmp_path / "main", [tmp_path / "main.cpp"], "g++", "-std=c++17")
+    code, text = output_of(main, str(tmp_path / "bundle"))
+    assert code == 0, text
+    model = load(tmp_path / "bundle")
+    model.reset(encoder_hidden_states=np.full((1, 6, 32), 0.5, np.float32))
+    model.step([3, 4])
+    wanted = model.step([3, 4])[0][0, 0, 0]
+    np.testing.assert_allclose([float(line) for line in text.splitlines()], [wanted] * 3, rtol=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,45 @@ def test_decoding_continues_correctly_in_the_next_size(name: str, tmp_path: Path
             model.step(0)
 
 
+@pytest.mark.slow
+def test_no_output_depends_on_what_another_text_left(tmp_path: Path) -> None:
+    sizes = {"sequence": (4,), "past": (8, 16), "audio": (AUDIO,)}
+    model = load(compile_decoder(DECODERS["whisper"](), tmp_path, sizes))
+    model.reset(encoder_hidden_states=STATES)
+    wanted = [model.step(tokens)[0] for tokens in ([1, 2, 3], 4, 5)]
+    for poisoned in (2, 5):
+        model.reset(encoder_hidden_states=np.full_like(STATES, np.nan))
+        for length in (0, poisoned):
+            model.rewind(length)
+            model.step([7] * 5)
+        cache = model._decoder._arrays.values()  # type: ignore[union-attr]
+        assert all(np.isnan(array).any() for array in list(cache)[4:])  # of the second layer
+        model.reset(encoder_hidden_states=STATES)
+        for tokens, one in zip(([1, 2, 3], 4, 5), wanted, strict=True):
+            np.testing.assert_allclose(model.step(tokens)[0], one, rtol=1e-3, atol=1e-4)
+        model.step([6] * 3, encoder_hidden_states=np.full_like(STATES, np.nan))  # four rows
+        model.rewind(4)
+        np.testing.assert_allclose(model.step(5)[0], wanted[2], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_reset_writes_nothing_and_a_step_only_rows_behind_it(tmp_path: Path) -> None:
+    model = load(compile_decoder(llama(), tmp_path, {"sequence": (1,), "past": (16,)}))
+    model.step([1] * 9)
+    decoder = model._decoder
+    assert decoder is not None
+    for array in decoder._arrays.values():
+        array[...] = 7
+    model.reset()
+    assert all((array == 7).all() for array in decoder._arrays.values())
+    model.step([1, 2])
+    for name, array in decoder._arrays.items():
+        rows = np.moveaxis(array, decoder._axes[name], 0)
+        assert not (rows[:2] == 7).all()
+        assert not rows[2:9].any()
+        assert (rows[9:] == 7).all()
+
+
 ALONE = """
 import sys
 import tunefarm_runtime
