@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PARTS = 5
+PARTS = 10
 # The CPU seconds of a test whose mark names none: `@pytest.mark.slow_lane(seconds=60)`.
 USUAL_S = 2.0
 # Tests that take so many CPU seconds start first.

@@ -12,11 +12,12 @@ import pytest
 from tests.lanes import PARTS, USUAL_S
 
 ROOT = Path(__file__).parents[2]
-TESTS = """
+COUNT = 4 * (PARTS - 1)
+TESTS = f"""
 import pytest
 
 @pytest.mark.slow_lane
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range({COUNT}))
 def test_rare(number): pass
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ def run(folder: Path, *flags: str) -> tuple[set[str], str]:
     return set(re.findall(r"::(test_\S+)", done.stdout)), done.stdout
 
 
-RARE = {f"test_rare[{number}]" for number in range(40)}
+RARE = {f"test_rare[{number}]" for number in range(COUNT)}
 
 
 def test_all_tests_run_by_default_and_the_longest_first(folder: Path) -> None:
@@ -74,19 +75,19 @@ def test_the_parts_of_as_many_commits_are_the_whole_lane(folder: Path) -> None:
         ran, output = run(folder, "--slow-lane=part", f"--commit={commit:x}")
         assert {"test_slow", "test_quick"} <= ran
         assert f"seed {commit}\n" in output
-        assert len(RARE) // PARTS <= len(ran & RARE) <= len(RARE) // PARTS + 1
+        assert COUNT // PARTS <= len(ran & RARE) <= COUNT // PARTS + 1
         seen += ran & RARE
-    assert len(seen) == len(RARE)
+    assert len(seen) == COUNT
     assert set(seen) == RARE
 
 
 @pytest.mark.slow
 def test_fewer_tests_run_beside_a_long_test(folder: Path) -> None:
     """A test that takes as long as a part does has a part of its own."""
-    own = len(RARE) * USUAL_S / (PARTS - 1)
+    own = COUNT * USUAL_S / (PARTS - 1)
     mark = f"@pytest.mark.slow_lane(seconds={own})"
     (folder / "test_long.py").write_text(f"import pytest\n\n{mark}\ndef test_long(): pass\n")
     runs = [run(folder, "--slow-lane=part", f"--commit={part:x}")[0] for part in range(PARTS)]
     sizes = sorted(len(ran & RARE) for ran in runs)
-    assert sizes == [0, *[len(RARE) // (PARTS - 1)] * (PARTS - 1)]
+    assert sizes == [0, *[COUNT // (PARTS - 1)] * (PARTS - 1)]
     assert [len(ran & RARE) for ran in runs if "test_long" in ran] == [0]

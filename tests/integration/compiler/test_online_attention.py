@@ -59,6 +59,7 @@ def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
             AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="odd sizes",
+            marks=pytest.mark.slow_lane(seconds=20),
         ),
         pytest.param(
             AttentionOfHalves("attention", (2, 33, 70, 24, True), batch=2, dtype="bfloat16"),
@@ -74,16 +75,19 @@ def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
             GroupedAttention("attention", (8, 18, 70, 24, True), dtype="bfloat16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads",
+            marks=pytest.mark.slow_lane(seconds=15),
         ),
         pytest.param(
             AttentionInTf32("attention", (2, 19, 83, 40, True)),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="TF32",
+            marks=pytest.mark.slow_lane(seconds=20),
         ),
         pytest.param(
             AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float32"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="float32",
+            marks=pytest.mark.slow_lane(seconds=20),
         ),
         pytest.param(
             AttentionOfHalves("attention", (1, 16, 1100, 16, True), dtype="float32"),
@@ -164,9 +168,8 @@ class Ordered(Case):
         return Expected.of(expected.astype(actual.dtype), None, rounding).difference(actual)
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float16", marks=pytest.mark.slow_lane(seconds=5)), "tf32", "float32"]
-)
+@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
 @pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
 def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
     case = Ordered("attention", (1, 20, 40, 24, *by_rows), dtype=dtype)

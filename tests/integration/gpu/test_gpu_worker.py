@@ -125,6 +125,7 @@ def test_products_of_bytes_on_tensor_cores_are_right(stand_in: StandIn) -> None:
     with_gpu(stand_in, work)
 
 
+@pytest.mark.slow_lane(seconds=8)
 def test_a_measurement_with_clocks_held_back_is_marked(stand_in: StandIn) -> None:
     async def work(executor: Executor, device: Device) -> None:
         measured = await executor.measure(candidate(device), LIMITS)
