@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import AsyncIterator
+import tarfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +18,7 @@ from records.jobs import jobs
 from records.jobs.jobs import Job
 from records.storage import blobs
 from records.storage.blobs import BlobNotFound
-from server.api.bundles import bundle_of, repr_digest
+from server.api.bundles import bundle_of, manifest_text, repr_digest
 from server.api.fields import Name, Sha256
 from server.api.targets import NATIVE, device_class
 from server.blob_stream import stream_blob
@@ -30,7 +32,8 @@ TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "fo
 Bundled = Annotated[
     bool, Query(description="with the runtime libraries and the C and C++ sources that run the model")
 ]
-_SHAPE = "NAME=1,3,224,224, the shape of a dynamic input; needed if the model was tuned for several"
+_SHAPE = "NAME=1,3,224,224, the shape of an input; needed if the model was tuned for several"
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @router.get(
@@ -63,17 +66,10 @@ async def best(
             key = device_class(session, target, context.now())
             found = jobs.published(session, model, key, exact=exact, tf32=tf32, quantize=quantize)
             device = devices.get_class(session, key)
-        shapes = {tuple(sorted(job.request.shapes.items())) for job in found}
-        if asked_shapes is not None:
-            found = [job for job in found if job.request.shapes == asked_shapes]
-        elif len(shapes) > 1:
-            listed = "; ".join(sorted(map(_shapes_text, shapes)))
-            detail = f"The model was tuned for several shapes, say which by shape=NAME=1,3,224,224: {listed}."
-            raise Problem(409, "shapes-needed", detail)
         if not found:
             detail = f"No compiled model of {model} for {device.title} fits the request: start a job."
             raise Problem(404, "no-artifact", detail)
-        return found[0]
+        return _of_shapes(context, found, asked_shapes)
 
     return await artifact_answer(context, await run_in_threadpool(find), request, bundle)
 
@@ -118,6 +114,41 @@ async def _after(beginning: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterato
         yield chunk
 
 
+def _of_shapes(context: ServerContext, found: Sequence[Job], asked: Shapes | None) -> Job:
+    """Return the first of the jobs, newest first, whose artifact has the shapes that are asked for.
+
+    Shapes of all dynamic inputs are needed; those of other inputs may be given. Raises Problem.
+    """
+    newest: dict[tuple[tuple[str, tuple[int, ...]], ...], Job] = {}
+    for job in found:
+        newest.setdefault(tuple(sorted(job.request.shapes.items())), job)
+    if asked is None and len(newest) == 1:
+        return found[0]
+    for job in newest.values():
+        own = job.request.shapes
+        if asked is None or not own.items() <= asked.items():
+            continue
+        if own == asked or asked.items() <= _input_shapes(context, job).items():
+            return job
+    known = {_shapes_text(job.request.shapes or _input_shapes(context, job)) for job in newest.values()}
+    listed = "; ".join(sorted(known))
+    if asked is None:
+        detail = f"The model was tuned for several shapes, say which by shape=NAME=1,3,224,224: {listed}."
+        raise Problem(409, "shapes-needed", detail)
+    detail = f"No compiled model of this model and device has {_shapes_text(asked)}. There are: {listed}. "
+    raise Problem(404, "no-artifact", detail + "Ask for one of these, or start a job.")
+
+
+def _input_shapes(context: ServerContext, job: Job) -> Shapes:
+    """Return the shapes of all inputs of a job's artifact; nothing if its manifest can't be read."""
+    assert job.artifact_sha is not None, "the job has published"
+    try:
+        manifest = json.loads(manifest_text(context, job.artifact_sha))
+        return {one["name"]: tuple(one["shape"]) for one in manifest["inputs"]}
+    except (tarfile.TarError, ValueError, LookupError, TypeError, BlobNotFound):
+        return {}
+
+
 def _parsed_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:
     """Return shapes by input name, None without any. Raises Problem."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -131,6 +162,6 @@ def _parsed_shapes(texts: list[str]) -> dict[str, tuple[int, ...]] | None:
     return shapes or None
 
 
-def _shapes_text(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
-    named = (f"{name}={','.join(map(str, extents))}" for name, extents in shapes)
+def _shapes_text(shapes: Shapes) -> str:
+    named = (f"{name}={','.join(map(str, extents))}" for name, extents in sorted(shapes.items()))
     return " ".join(named) or "those of the model itself"

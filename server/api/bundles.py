@@ -47,7 +47,7 @@ def bundle_of(context: ServerContext, job: Job) -> Bundle:
     from tunefarm_runtime.signature import BUNDLE, BUNDLE_SIGNATURE, list_files
 
     try:
-        text = _manifest_text(context, job.artifact_sha)
+        text = manifest_text(context, job.artifact_sha)
         manifest = Manifest.parse(text, Path(f"job {job.id}"))
         files = {name: source.read_bytes() for name, source in companions(manifest).items()}
     except (LoadError, tarfile.TarError) as error:
@@ -64,7 +64,7 @@ def bundle_of(context: ServerContext, job: Job) -> Bundle:
     return Bundle(beginning, digest)
 
 
-def _manifest_text(context: ServerContext, sha: str) -> bytes:
+def manifest_text(context: ServerContext, sha: str) -> bytes:
     """Return the manifest of an artifact, which is its first entry."""
     data, position, end = b"", 0, _TAR_HEADER_BYTES
     while len(data) < end:

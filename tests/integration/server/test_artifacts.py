@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from core.job import TF32
@@ -52,6 +53,28 @@ def test_artifacts_of_several_shapes_need_a_shape(service: Service, worker: Work
         assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).content == content
     for shape, status in (("x=2,3", 404), ("x", 422), ("x=1,b", 422)):
         assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).status_code == status
+
+
+def test_the_shape_of_a_static_input_is_found(service: Service, worker: Worker) -> None:
+    worker.call()
+    publish(service, worker, artifact(), 1e-3)
+    asked: dict[str, Any] = {"model": service.upload()}
+
+    def answer(*shapes: str) -> httpx.Response:
+        return service.http.get("/v1/artifacts/best", params=asked | {"shape": list(shapes)})
+
+    assert answer("x=2,3").content == artifact()
+    refused = {shapes: answer(*shapes) for shapes in (("x=1,3",), ("y=2,3",), ("x=2,3", "y=2,3"))}
+    for shapes, one in refused.items():
+        assert (one.status_code, one.json()["type"]) == (404, "urn:tunefarm:problem:no-artifact")
+        assert one.json()["detail"] == (
+            f"No compiled model of this model and device has {' '.join(shapes)}. There are: x=2,3. "
+            "Ask for one of these, or start a job."
+        )
+    publish(service, worker, artifact(), 1e-3, shapes={"n": [5]})
+    assert answer("x=2,3").content == artifact()
+    unclear = service.http.get("/v1/artifacts/best", params=asked)
+    assert (unclear.status_code, "n=5; x=2,3" in unclear.json()["detail"]) == (409, True)
 
 
 def test_tf32_artifacts_need_tf32_in_the_request(service: Service, worker: Worker) -> None:
