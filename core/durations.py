@@ -1,4 +1,4 @@
-"""Format durations for users."""
+"""Format durations and their ratios for users."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def duration_text(secs: float | None) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def times_text(ratio: float, unit: str, *, estimated: bool = False) -> str:
+    """Return how many times as fast something is, such as 1.31x, about 1.31x or less than 0.01x."""
+    if ratio < 0.005:
+        return f"less than 0.01{unit}"
+    return f"{'about ' if estimated else ''}{ratio:.2f}{unit}"

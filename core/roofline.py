@@ -14,6 +14,12 @@ NOTHING_LEFT, LITTLE_LEFT, SOME_LEFT = 0.95, 0.85, 0.6
 IMPLAUSIBLE_SHARE = 1.05
 _BITS = re.compile(r"\d+")
 _TENSOR = "tensor"
+# The parts of a verdict that a narrow table leaves out.
+_SHORTENED = re.compile(
+    r"(?<=%) of (peak arithmetic|memory bandwidth)(?=:)"
+    r"|(?<=^faster than memory): .*"
+    r"|(?<=^faster than the )calibrated "
+)
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,8 @@ def verdict(
     else:
         advice = "more trials may help" if share >= SOME_LEFT else "try more trials"
     return f"{min(share, 1.0):.0%} of {name}: {advice}"
+
+
+def short_verdict(text: str) -> str:
+    """Return a verdict without the limit's name or a reason: "41%: try more trials", "faster than memory"."""
+    return _SHORTENED.sub("", text)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from compiler.children.models import ImportedModel
 from core.device import Device
-from core.durations import latency_text
+from core.durations import latency_text, times_text
 from core.lease import ModuleKind
 from core.measurement import Outcome
 from records.fleet import module_runs
@@ -88,7 +88,7 @@ def describe(timing: OnnxRuntime) -> str:
     if timing.ratio is None:
         return ""
     peer = f"ONNX Runtime {timing.version} on this device ({latency_text(statistics.median(timing.run_s))})"
-    return f"{timing.ratio:.2f} times as fast as {peer}"
+    return f"{times_text(timing.ratio, ' times')} as fast as {peer}"
 
 
 def _timing(runs: Sequence[StoredModuleRun], published: StoredModuleRun | None = None) -> OnnxRuntime | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -22,13 +22,16 @@ class Column:
     """A column. In a narrow terminal, columns of the highest `rank` are left out first. Columns of rank 0
     always stay.
 
-    Cells that are `text` may be cut.
+    Cells that are `text` may be cut to `least` characters. `shortened` makes cells shorter in a terminal that
+    is too narrow for all whole texts.
     """
 
     title: str
     rank: int = 0
     text: bool = False
     justify: Literal["left", "right"] = "left"
+    least: int = MIN_TEXT
+    shortened: Callable[[str], str] | None = None
 
     @classmethod
     def number(cls, title: str, rank: int = 0) -> Self:
@@ -45,11 +48,12 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=None, pad_edge=False)
-        widths = self._widths(options.max_width)
+        rows = self._rows(options.max_width)
+        widths = self._widths(rows, options.max_width)
         for at, width in widths.items():
             column = self.columns[at]
             table.add_column(_cell(column.title), justify=column.justify, width=width, no_wrap=True)
-        for row in self.rows:
+        for row in rows:
             table.add_row(*(_cell(row[at]) for at in widths))
         yield table
 
@@ -67,13 +71,31 @@ class FittedTable:
             table.add_row(*map(Text, row))
         console.print(table)
 
-    def _widths(self, terminal: int) -> Mapping[int, int]:
-        """Return the widths of the columns to show, by their positions."""
-        widths = {
-            at: max(cell_len(text) for text in (column.title, *(row[at] for row in self.rows)))
+    def _rows(self, terminal: int) -> Sequence[Sequence[str]]:
+        """Return the rows, with shortened cells if the terminal is too narrow for the whole ones."""
+        if _total(self._whole_widths(self.rows)) <= terminal:
+            return self.rows
+        return [
+            [
+                cell if column.shortened is None else column.shortened(cell)
+                for column, cell in zip(self.columns, row, strict=True)
+            ]
+            for row in self.rows
+        ]
+
+    def _whole_widths(self, rows: Sequence[Sequence[str]]) -> Mapping[int, int]:
+        return {
+            at: max(cell_len(text) for text in (column.title, *(row[at] for row in rows)))
             for at, column in enumerate(self.columns)
         }
-        least = {at: min(width, MIN_TEXT) if self.columns[at].text else width for at, width in widths.items()}
+
+    def _widths(self, rows: Sequence[Sequence[str]], terminal: int) -> Mapping[int, int]:
+        """Return the widths of the columns to show, by their positions."""
+        widths = self._whole_widths(rows)
+        least = {
+            at: min(width, self.columns[at].least) if self.columns[at].text else width
+            for at, width in widths.items()
+        }
         while _total(least) > terminal and any(self.columns[at].rank for at in least):
             del least[max(least, key=lambda at: (self.columns[at].rank, at))]
         shown = {at: widths[at] for at in least}

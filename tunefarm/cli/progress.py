@@ -18,10 +18,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from core.durations import duration_text, latency_text
+from core.durations import duration_text, latency_text, times_text
 from core.job import MAX_TRIALS, JobState
 from core.model_latency import fastest_tasks, network_s
 from core.quantization import Quantization
+from core.roofline import short_verdict
 from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.client.values import Footprint, Job, Task
 
@@ -34,12 +35,12 @@ OTHER_ROWS = 6
 SEPARATOR = " · "
 ROWS_OF_LAYERS = 10
 TASK_COLUMNS = (
-    Column("task", text=True),
-    Column.number("times", rank=2),
+    Column("task", text=True, least=20),
+    Column.number("times", rank=3),
     Column.number("trials", rank=1),
-    Column("best", text=True, justify="right"),
+    Column.number("best"),
     Column.number("of network"),
-    Column("verdict", rank=3, text=True),
+    Column("verdict", rank=2, text=True, least=25, shortened=short_verdict),
 )
 
 
@@ -107,10 +108,11 @@ class JobProgress:
             best = "no latency yet" if best_s is None else f"{latency_text(best_s)} (estimate)"
             parts.append(best)
             if best_s is not None and peer is not None and peer.latency_s is not None:
-                parts.append(f"about {peer.latency_s / best_s:.2f} times as fast as ONNX Runtime")
+                ratio = times_text(peer.latency_s / best_s, " times", estimated=True)
+                parts.append(f"{ratio} as fast as ONNX Runtime")
             parts.append("time left unknown" if left_s is None else f"{duration_text(left_s)} left")
         elif peer is not None and peer.ratio is not None:
-            parts.append(f"{peer.ratio:.2f} times as fast as ONNX Runtime")
+            parts.append(f"{times_text(peer.ratio, ' times')} as fast as ONNX Runtime")
         return parts
 
     @property
@@ -210,25 +212,28 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> FittedTable:
     """Return a row for each task, at most `rows` of the costliest.
 
     It has the task's occurrences, trials, best latency, share of the network's time, and how close it is to
-    the device's limits.
+    the device's limits, or why the search can't tune it.
     """
     shown = by_time(tasks)[:rows]
-    lines = [(task.label, str(task.weight), *_cells(task, tasks), task.verdict) for task in shown]
+    lines = [
+        (
+            task.label,
+            str(task.weight),
+            str(task.trials) if task.covered else "",
+            "" if task.best_s is None and not task.covered else latency_text(task.best_s),
+            _share_text(task, tasks),
+            task.verdict if task.covered else f"fallback: {task.reason}",
+        )
+        for task in shown
+    ]
     if len(shown) < len(tasks):
         lines.append((f"and {len(tasks) - len(shown)} more", "", "", "", "", ""))
     return FittedTable(TASK_COLUMNS, lines)
 
 
-def _cells(task: Task, tasks: Sequence[Task]) -> tuple[str, str, str]:
-    """Return a task's trials, its best latency or why it has none, and its share of the network's time."""
+def _share_text(task: Task, tasks: Sequence[Task]) -> str:
     fraction = share(task, tasks)
-    best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
-    why = "" if task.covered else f"fallback: {task.reason}"
-    return (
-        str(task.trials) if task.covered else "",
-        " ".join(filter(None, (best, why))),
-        "" if fraction is None else f"{fraction:.0%}",
-    )
+    return "" if fraction is None else f"{fraction:.0%}"
 
 
 def footprint_text(footprint: Footprint | None) -> str:

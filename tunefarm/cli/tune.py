@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from core import library_weights
-from core.durations import latency_text
+from core.durations import latency_text, times_text
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, JobOptions, JobState, Quantize, options_of
 from core.model_latency import network_s
@@ -337,7 +337,7 @@ class TuneResult:
         if peer.ratio is None:
             return f"not compared with ONNX Runtime: {peer.note}"
         runtime = f"ONNX Runtime {peer.version} on this device ({latency_text(peer.latency_s)})"
-        return f"{peer.ratio:.2f} times as fast as {runtime}"
+        return f"{times_text(peer.ratio, ' times')} as fast as {runtime}"
 
     @property
     def _remarks(self) -> str:
@@ -409,7 +409,7 @@ def _matrix(jobs: Sequence[Job], targets: Mapping[str, str]) -> Table:
     for job in jobs:
         shapes = " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in job.shapes.items())
         peer = job.onnxruntime
-        ratio = "" if peer is None or peer.ratio is None else f" ({peer.ratio:.2f}x ONNX Runtime)"
+        ratio = "" if peer is None or peer.ratio is None else f" ({times_text(peer.ratio, 'x')} ONNX Runtime)"
         cell = f"{latency_text(job.published_latency_s)}{ratio}" if job.state is JobState.DONE else job.state
         rows.setdefault(f"{job.model_name} {shapes}".strip(), {})[job.target] = cell
     for name, cells in rows.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.durations import times_text
 from core.inference import Comparison
 from core.job import MAX_TRIALS, EndReason, JobOptions, JobState
 from core.tokens import Scope
@@ -163,9 +164,9 @@ class Job(JobOptions):
         """How many times as fast as ONNX Runtime the model is: "1.31x", or "about 1.2x" by an estimate."""
         peer, estimate_s = self.onnxruntime, self.estimated_latency_s
         if peer is not None and peer.ratio is not None:
-            return f"{peer.ratio:.2f}x"
+            return times_text(peer.ratio, "x")
         if peer is not None and peer.latency_s is not None and estimate_s is not None:
-            return f"about {peer.latency_s / estimate_s:.2f}x"
+            return times_text(peer.latency_s / estimate_s, "x", estimated=True)
         return "-"
 
     @property

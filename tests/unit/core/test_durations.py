@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.durations import duration_text, latency_text
+from core.durations import duration_text, latency_text, times_text
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,16 @@ def test_latencies_have_three_digits_and_a_unit(secs: float | None, text: str) -
 )
 def test_durations_are_whole_seconds(secs: float | None, text: str) -> None:
     assert duration_text(secs) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text", "estimate"),
+    [
+        (1.306, "1.31x", "about 1.31x"),
+        (0.005, "0.01x", "about 0.01x"),
+        (0.0012, "less than 0.01x", "less than 0.01x"),
+    ],
+)
+def test_a_ratio_is_never_shown_as_0(ratio: float, text: str, estimate: str) -> None:
+    assert times_text(ratio, "x") == text
+    assert times_text(ratio, "x", estimated=True) == estimate

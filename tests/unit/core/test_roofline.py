@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.profile import assumed_profile
-from core.roofline import Limits, verdict
+from core.roofline import Limits, short_verdict, verdict
 
 PROFILE = replace(
     assumed_profile("x86_64", ("avx2", "fma"), 2),
@@ -66,3 +66,18 @@ def test_a_verdict_names_the_limit_and_what_to_do(
 def test_there_is_no_verdict_without_a_profile(flops: float, num_bytes: float, best_s: float | None) -> None:
     assert verdict(LIMITS, flops, num_bytes, MATMUL, best_s) == ""
     assert verdict(Limits.of(None, 32, 2), 64e9, 1e9, MATMUL, 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("whole", "short"),
+    [
+        ("41% of peak arithmetic: try more trials", "41%: try more trials"),
+        ("100% of memory bandwidth: nothing left", "100%: nothing left"),
+        ("faster than memory: its operands stay in a cache", "faster than memory"),
+        ("faster than the calibrated peak", "faster than the peak"),
+        ("fallback: no rule for 5% of: it", "fallback: no rule for 5% of: it"),
+        ("", ""),
+    ],
+)
+def test_a_short_verdict_keeps_the_share_and_the_advice(whole: str, short: str) -> None:
+    assert short_verdict(whole) == short

@@ -96,7 +96,7 @@ def test_the_live_display_keeps_to_one_line_each_in_80_columns() -> None:
     assert lines[3].split() == ["task", "times", "trials", "best", "of", "network", "verdict"]
     assert len(lines) == 3 + 1 + 5 + 1
     assert max(map(len, lines)) <= 80
-    assert all("3 ms" in line for line in lines[4:9])
+    assert all("3 ms" in line and "0%: try more trials" in line for line in lines[4:9])
 
 
 def test_a_job_that_is_done_leaves_its_message_to_the_results() -> None:
@@ -131,6 +131,12 @@ def test_a_live_display_fits_a_narrow_terminal_and_keeps_what_matters(width: int
     for part in ("120 ms (estimate)", "about 1.33 times as fast as ONNX Runtime", "1 min 20 s left"):
         assert part in said
     assert sum("3 ms" in line and line.startswith("conv") for line in lines) >= 8
+
+
+def test_a_first_guess_is_never_0_times_as_fast() -> None:
+    peer = OnnxRuntime("1.31.1", 1e-5, (1e-5,))
+    assert "less than 0.01 times as fast as ONNX Runtime" in progress(onnxruntime=peer).parts
+    assert "about" not in progress(onnxruntime=peer).headline
 
 
 def test_the_display_suits_the_console() -> None:
@@ -225,3 +231,32 @@ def test_a_row_names_the_layer_and_what_to_do() -> None:
     text = " ".join(text_of(out).split())
     assert "layer1.0.conv2: conv2d_add 1x8 -> 1x8" in text
     assert "41% of peak: try" in text
+
+
+VERDICTS = {
+    "75% of peak arithmetic: more trials may help": "75%: more trials may help",
+    "faster than memory: its operands stay in a cache": "faster than memory",
+    "faster than the calibrated peak": "faster than the peak",
+}
+
+
+def test_no_verdict_is_cut_in_80_columns() -> None:
+    name = "layer1.0.conv2: conv2d_add_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64"
+    tasks = [replace(task(name, weight=12, best_s=4e-7), verdict=verdict) for verdict in VERDICTS]
+    reason = "no rule for a reduction whose output is an input of another one"
+    tasks.append(
+        replace(task("pool", best_s=1e-5, covered=False), reason=reason, verdict="1%: try more trials")
+    )
+    narrow = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    task_table(tasks).print(narrow)
+    rows = [line.rstrip() for line in text_of(narrow).splitlines()[1:]]
+    assert max(map(len, rows)) <= 80
+    for row, short in zip(rows, VERDICTS.values(), strict=False):
+        assert row.startswith("layer1.0.conv2: ")
+        assert row.endswith(f"  {short}")
+    # What the search can't tune has its reason instead, which may be cut.
+    assert "  fallback: no rule" in rows[-1]
+    whole = console()
+    task_table(tasks).print(Console(file=whole.file, width=200, color_system=None))
+    for verdict in (*VERDICTS, f"fallback: {reason}"):
+        assert verdict in text_of(whole)
