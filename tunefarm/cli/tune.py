@@ -29,6 +29,7 @@ from core.quantization import Quantization
 from system.command import CommandError
 from tunefarm.cli.compiled import fetch_artifact
 from tunefarm.cli.device_classes import name_of, named_classes
+from tunefarm.cli.fitted import Column, FittedTable
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.job_options import with_job_options
 from tunefarm.cli.options import (
@@ -64,6 +65,14 @@ from tunefarm.settings import CommandSettings, load
 DEFAULT_TRIALS = 1000
 # A program that runs a compiled model.
 _RUN = "import tunefarm_runtime; print(tunefarm_runtime.load({}).benchmark())"
+TARGET_COLUMNS = (
+    Column("target", text=True),
+    Column("model", text=True),
+    Column.number("untuned", rank=2),
+    Column.number("tuned"),
+    Column.number("vs. untuned", rank=1),
+    Column.number("vs. ONNX Runtime"),
+)
 Targets = Annotated[
     list[str] | None,
     typer.Option(
@@ -372,7 +381,7 @@ def _run_and_print(
     elif not as_json and matrix:
         stdout().print(_matrix(jobs, tuning.targets))
     elif not as_json and len(tuning.targets) > 1:
-        stdout().print(_target_table(jobs, results, tuning.targets))
+        _print_targets(stdout(), jobs, results, tuning.targets)
     elif not as_json:
         for result in results:
             result.print(stdout())
@@ -380,24 +389,30 @@ def _run_and_print(
         require_done(job)
 
 
-def _target_table(jobs: Sequence[Job], results: Sequence[TuneResult], targets: Mapping[str, str]) -> Table:
-    """Return a row for each job: its target, its published model, or the reason if there is none."""
-    columns = ("target", "model", "untuned", "tuned", "gain", "artifact or error", "job")
-    table = Table(*columns, box=None, pad_edge=False)
+def _print_targets(
+    console: Console, jobs: Sequence[Job], results: Sequence[TuneResult], targets: Mapping[str, str]
+) -> None:
+    """Print a table with a row for each job, then where its library is, or the reason if there is none."""
     published = {result.job.id: result for result in results}
+    rows, places = [], []
     for job in jobs:
-        result = published.get(job.id)
-        cells = (
-            targets[job.target],
-            job.model_name,
-            latency_text(job.untuned_latency_s),
-            latency_text(job.tuned_latency_s),
-            job.state if result is None else result.gain,
-            job.error or job.message if result is None else str(result.output),
-            job.id,
+        result, target = published.get(job.id), targets[job.target]
+        speedup = None if result is None else result.speedup
+        rows.append(
+            (
+                target,
+                job.model_name,
+                latency_text(job.untuned_latency_s),
+                str(job.state) if result is None else latency_text(job.tuned_latency_s),
+                "-" if speedup is None else times_text(speedup, "x"),
+                job.onnxruntime_text,
+            )
         )
-        table.add_row(*map(escape, cells))
-    return table
+        place = (job.error or job.message) if result is None else result.output
+        places.append(f"{target}, {job.model_name}: {place}, job {job.id}")
+    FittedTable(TARGET_COLUMNS, rows).print(console)
+    for line in ("", *places):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _matrix(jobs: Sequence[Job], targets: Mapping[str, str]) -> Table:

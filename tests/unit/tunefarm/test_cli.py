@@ -212,9 +212,12 @@ def test_each_target_gets_a_job_and_a_folder(
     assert [sent.get("target") for sent in fake.requests] == ["pi", "Jetson Orin"]
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "target model untuned tuned gain artifact or error job",
-        "pi net 800 ms 20 ms 40.0x faster than untuned net-tuned/pi j1",
-        "Jetson Orin net 800 ms 20 ms 40.0x faster than untuned net-tuned/Jetson-Orin j2",
+        "target model untuned tuned vs. untuned vs. ONNX Runtime",
+        "pi net 800 ms 20 ms 40.00x 1.31x",
+        "Jetson Orin net 800 ms 20 ms 40.00x 1.31x",
+        "",
+        "pi, net: net-tuned/pi, job j1",
+        "Jetson Orin, net: net-tuned/Jetson-Orin, job j2",
     ]
     for place in ("pi", "Jetson-Orin"):
         assert (Path("net-tuned") / place / "model.so").exists()
@@ -259,6 +262,22 @@ def test_targets_that_are_given_by_their_keys_have_names(
 
 # Two classes share a name, and the last class has no worker.
 BOARDS = {"cafe": "a board", "beef": "another", "dead": "another"}
+
+
+def test_the_folders_and_jobs_of_targets_stay_whole_on_a_terminal(
+    fake: FakeService, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("tunefarm.cli.tune.stdout", lambda: terminal)
+    output = tmp_path / ("a-long-name-of-a-folder-" * 4)
+    flags = ["--server", fake.url, "--target", "a board (worker1)", "--target", "orin"]
+    assert run(app, ["tune", str(model), *flags, "--output", str(output)]) == ExitCode.OK
+    assert isinstance(terminal.file, io.StringIO)
+    table, places = terminal.file.getvalue().split("\n\n")
+    assert max(map(len, table.splitlines())) <= 80
+    for part in ("a board (worker1)", "40.00x", "1.31x"):
+        assert part in table
+    assert places.splitlines()[1] == f"orin, net: {output}/orin, job j2"
 
 
 def test_a_target_that_fails_is_in_the_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
