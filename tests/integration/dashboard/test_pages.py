@@ -37,6 +37,12 @@ PAGES = [
     *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0", "#/compare?jobs=job-done,job-running"),
     *("#/devices", "#/schedules", "#/releases", "#/models", "#/access", "#/api"),
 ]
+# The number of lines of a cell's text.
+LINES = """cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map((box) => box.top)).size;
+}"""
 # The most bytes that a visitor loads before the API's first answer.
 MAX_PAGE_BYTES = 500_000
 
@@ -356,6 +362,23 @@ def test_the_audit_log_fits_its_box(page: Page, site: Service) -> None:
         assert region.evaluate("box => box.scrollWidth - box.clientWidth") <= 0
 
 
+def test_short_names_stay_whole_beside_long_ones(page: Page, site: Service) -> None:
+    entry = AuditEntry("loopback", "Fleet/Synchronize", "s" * 200, "OK", "127.0.0.1")
+    with site.database.begin() as session:
+        access.append_audit(session, {entry: 1}, time.time())
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_page(page, site, "#/access")
+    row = page.get_by_role("row").filter(has_text="loopback").first
+    for label in ("Who", "What", "From"):
+        cell = row.locator(f"td[data-label={label}]")
+        assert cell.evaluate(LINES) == 1, label
+    open_page(page, site, "#/jobs")
+    link = page.get_by_role("link", name="resnet18", exact=True)
+    assert link.evaluate("link => link.getClientRects().length") == 1
+    started = page.locator("td[data-label=Started]").first
+    expect(started).to_have_css("white-space", "nowrap")
+
+
 def test_a_token_that_expires_soon_is_announced(page: Page, site: Service) -> None:
     with site.database.begin() as session:
         for days in (13, 15):
@@ -400,6 +423,10 @@ def test_the_api_is_documented_without_other_sites(page: Page, site: Service) ->
     route.locator("summary").click()
     expect(route.locator("pre")).to_contain_text("curl -X POST http://127.0.0.1:8760/v1/jobs/")
     expect(page.get_by_text("GET /v1/releases", exact=True)).to_have_count(0)
+    page.get_by_role("searchbox", name="Search").fill("/v1/artifacts/best")
+    summary = page.locator("details", has_text="GET /v1/artifacts/best").locator("summary")
+    expect(summary.locator("code", has_text="model.so")).to_be_visible()
+    expect(summary).not_to_contain_text("`")
 
 
 def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -> None:

@@ -30,11 +30,16 @@ function Routes({ paths, words }) {
   );
 }
 
+// A text whose words in backticks are code.
+function withCode(text) {
+  return text.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
+}
+
 function Route({ route }) {
   const answers = Object.keys(route.responses).join(", ");
   return html`<details class="route">
-    <summary><code>${route.name}</code> ${route.summary}</summary>
-    ${route.description.split("\n\n").slice(1).map((text) => html`<p>${text}</p>`)}
+    <summary><code>${route.name}</code> ${withCode(route.summary)}</summary>
+    ${route.description.split("\n\n").slice(1).map((text) => html`<p>${withCode(text)}</p>`)}
     <pre tabindex="0">${route["x-codeSamples"][0].source}</pre>
     ${route.parameters && html`<dl class="pairs">${route.parameters.map((one) => html`<dt><code>${one.name}</code></dt><dd>${one.in}${one.required ? ", required" : ""}${one.example !== undefined && html`, such as <code>${one.example}</code>`}</dd>`)}</dl>`}
     <p class="muted">Status codes: ${answers}</p>

@@ -76,8 +76,8 @@ function Head({ job, classes, tasks, scopes, onChange }) {
     ${job.members.length > 1 && html`<p>Shares its trials with ${job.members.filter((id) => id !== job.id).map((id) => html` <a href=${`#/jobs/${encodeURIComponent(id)}`}>${id}</a>`)}.</p>`}
     ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
     <dl class="facts">
-      ${peer?.ratio && html`<${Fact} name=${`times as fast as ONNX Runtime ${peer.version}`}><b class="gain">${peer.ratio.toPrecision(3)}×</b><//>`}
-      ${now && peer?.latency_s && !peer.ratio && html`<${Fact} name="times as fast as ONNX Runtime, estimated"><b class="gain">≈ ${(peer.latency_s / now).toPrecision(3)}×</b><//>`}
+      ${peer?.ratio && html`<${Fact} name=${`times as fast as ONNX Runtime ${peer.version}`}><b class=${peer.ratio > 1 ? "gain" : ""}>${peer.ratio.toPrecision(3)}×</b><//>`}
+      ${now && peer?.latency_s && !peer.ratio && html`<${Fact} name="times as fast as ONNX Runtime, estimated"><b class=${peer.latency_s > now ? "gain" : ""}>≈ ${(peer.latency_s / now).toPrecision(3)}×</b><//>`}
       ${now && html`<${Fact} name="the network, estimated">${latency(now)}<//>`}
       <${Fact} name="tuned">${latency(job.tuned_latency_s)}<//>
       ${peer?.latency_s && html`<${Fact} name="ONNX Runtime">${latency(peer.latency_s)}<//>`}
@@ -174,7 +174,7 @@ function improving(job, found) {
   const much = found.gain < 1 ? `${(100 * found.gain).toFixed(1)}% faster` : `${(1 + found.gain).toPrecision(3)}× as fast, perhaps because an earlier measurement was disturbed`;
   const lately = `in the last quarter of ${plural(found.trials, "trial")} it became ${much}`;
   if (found.gain < DONE_BELOW) return `Yes: ${lately}.`;
-  return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${plural(found.since, "trial")} ago.`;
+  return `${job.finished ? "Not yet, more trials may help" : "No"}: ${lately}, the last time ${found.since ? `${plural(found.since, "trial")} ago` : "with the last trial"}.`;
 }
 
 function timeGoes(parts) {
