@@ -96,6 +96,7 @@ def _compile(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], outp
 def _plan(name: str, args: argparse.Namespace, masked: Mapping[str, MaskedPackage]) -> Plan:
     return Plan(
         network=name,
+        batch=args.batch,
         tiny=args.tiny,
         threads=args.threads,
         rounds=args.rounds or (10 if args.quick else 20),
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
     )
+    parser.add_argument("--batch", type=positive, default=1, help="images or texts at once [1]")
     add_device_class(parser)
     parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
     parser.add_argument("--minutes", type=float, help="of tuning for every network [quick 2.5, no limit]")

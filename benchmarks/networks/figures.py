@@ -39,6 +39,7 @@ from benchmarks.results.metrics import (
 )
 from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation
 from benchmarks.timing.interleaved import Timings
+from core.model_latency import network_s
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ AIMS: Mapping[str, Aims] = {
 }
 # The largest allowed difference of a published latency from the latency in a user's process, in percent.
 PUBLISHED_PERCENT = at_most(3)
+# A model takes at most this multiple of the time of its kernels, timed one by one.
+OF_KERNELS = at_most(1.05)
+PUBLISHED = "published latency"
 # The number of subgraphs that are listed, those that lose most relative to the machine's limits.
 FARTHEST = 5
 AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
@@ -121,6 +125,7 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     yield ratio_figure(exported, same, "the artifact", label, aim=aims.of_artifact, note=note)
     yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
     yield from _published_latency(label, tuning, network.alone)
+    yield from _relative_to_kernels(label, tuning)
     yield from _deviations(label, network.deviation)
     yield from _distance_from_limits(label, tuning)
     yield from _trial_rates(network, aims)
@@ -174,7 +179,17 @@ def _published_latency(label: str, tuning: Tuning, measured: Timings, when: str 
     if published_s is not None:
         ratios = Timings(tuple(published_s / block for block in measured.blocks)).latency_s
         note = f"published: {number(published_s * 1e3)} ms, seen: {_ms(measured)}"
-        yield ratio_figure("published latency", ratios, "a user's process", label, condition=when, note=note)
+        yield ratio_figure(PUBLISHED, ratios, "a user's process", label, condition=when, note=note)
+
+
+def _relative_to_kernels(label: str, tuning: Tuning) -> Iterator[Figure]:
+    """Compare the published latency with the sum of the model's kernels, timed one by one."""
+    published_s = tuning.manifest.latency_s
+    kernels_s = network_s(tuning.tasks)
+    if published_s is not None and kernels_s:
+        note = f"published: {number(published_s * 1e3)} ms, kernels: {number(kernels_s * 1e3)} ms"
+        ratio, peer = published_s / kernels_s, "its kernels"
+        yield figure(PUBLISHED, ratio, "x", peer=peer, subject=label, aim=OF_KERNELS, note=note)
 
 
 def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure]:

@@ -27,13 +27,14 @@ SEEDS = range(5)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A network, and the turns of its contestants, each with `threads` threads and the instructions of
-    `device_class`.
+    """A network with inputs of `batch` images or texts, and the turns of its contestants, each with `threads`
+    threads and the instructions of `device_class`.
 
     `masked` has the packages of peers by name, for a device class with disabled features.
     """
 
     network: str
+    batch: int
     tiny: bool
     threads: int
     rounds: int
@@ -43,12 +44,13 @@ class Plan:
 
     @property
     def label(self) -> str:
-        return f"{self.network}-tiny" if self.tiny else self.network
+        batch = f"-batch-{self.batch}" if self.batch > 1 else ""
+        return f"{self.network}{'-tiny' if self.tiny else ''}{batch}"
 
     def write(self, folder: Path) -> Path:
         """Write the network as an ONNX file into `folder`; return the file."""
         model = folder / f"{self.label}.onnx"
-        onnx.save(make_models.make(self.network, tiny=self.tiny), model)
+        onnx.save(make_models.make(self.network, batch=self.batch, tiny=self.tiny), model)
         return model
 
 
