@@ -26,6 +26,7 @@ from records.access import AuditEntry, Token
 from records.fleet import workers
 from records.fleet.workers import WorkerSession
 from records.jobs import inferences, jobs, outlines, quantized_models
+from records.jobs.jobs import OnnxRuntime
 from records.storage import blobs
 from server.access.authentication import token_digest
 from tests.integration.server.conftest import Service, onnx_model
@@ -149,6 +150,14 @@ def test_a_gain_beyond_sense_is_no_percentage(page: Page, site: Service) -> None
     expect(glance).not_to_contain_text(re.compile(r"\d{3,}\.\d%"))
 
 
+def test_a_gain_of_the_last_trial_is_not_0_trials_ago(page: Page, site: Service) -> None:
+    found = site.http.get("/v1/jobs/job-done/trials").json()
+    faster = [*found["latency_s"][:-1], 1e-9]
+    page.route("**/v1/jobs/job-done/trials", lambda route: route.fulfill(json={**found, "latency_s": faster}))
+    open_page(page, site, "#/jobs/job-done")
+    expect(page.locator("dl.pairs").first).to_contain_text("faster, the last time with the last trial.")
+
+
 def test_the_filter_of_jobs_is_part_of_the_url(page: Page, site: Service) -> None:
     open_page(page, site)
     words = page.get_by_role("searchbox", name="Search")
@@ -264,10 +273,14 @@ def test_a_job_answers_the_first_questions(page: Page, site: Service) -> None:
     with site.database.begin() as session:
         add_job(session, "job-noisy", "noisy", time.time() - 60, JobState.TUNING)
         jobs.set_end_to_end(session, "job-noisy", "tuned", [0.004, 0.0044, 0.006, 0.008] * 5)
+        jobs.set_onnxruntime(session, "job-noisy", OnnxRuntime("1.31.1", (0.005,), 0.98))
         jobs.advance(session, "job-noisy", {JobState.TUNING}, JobState.DONE, time.time(), message="done")
     open_page(page, site, "#/jobs/job-noisy")
     expect(glance).to_contain_text("noisy 5.2 ms to 5.2 ms with 95% confidence; 20 repeats between 4 ms and")
-    expect(glance).to_contain_text("8 ms. Something disturbed the device")
+    expect(glance).to_contain_text("8 ms; some overlap with ONNX Runtime's. Something disturbed the device")
+    facts = page.locator("dl.facts > div")
+    expect(facts.first).to_have_text("0.980×times as fast as ONNX Runtime 1.31.1")
+    expect(facts.locator("b.gain")).to_have_count(0)
     site.http.delete("/v1/jobs/job-noisy").raise_for_status()
 
 
