@@ -46,7 +46,7 @@ COLUMNS = (
     Column.number("trials", rank=4),
     Column("failed", rank=9, text=True),
     Column("seen", rank=10),
-    Column("does", text=True),
+    Column("does", text=True, least=24),
 )
 
 Name = Annotated[

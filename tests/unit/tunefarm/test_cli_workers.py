@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from core.exit_code import ExitCode
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
@@ -96,6 +98,19 @@ def test_a_builder_is_shown_as_a_builder(fake: FakeService, capsys: pytest.Captu
     builder = {"role": "build", "builds_for": ["x86_64", "aarch64"], "device_class": None}
     shown = line(fake, capsys, device_name=None, **builder)
     assert "builds for x86_64, aarch64" in shown
+
+
+def test_what_a_worker_does_is_whole_in_80_columns(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("tunefarm.cli.workers.stdout", lambda: terminal)
+    fake.workers[:] = [WHOLE | {"load": 5.8, "trials_done": 46}]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    assert isinstance(terminal.file, io.StringIO)
+    row = terminal.file.getvalue().splitlines()[1]
+    assert len(row) <= 80
+    assert row.rstrip().endswith("lease 01234567: 5 of 16")
 
 
 def test_values_that_an_older_service_does_not_send_are_dashes(
