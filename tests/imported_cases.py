@@ -112,6 +112,11 @@ class AttentionOfHalves(JoinedAttention):
     def __str__(self) -> str:
         return f"halves of {super().__str__()}"
 
+    @property
+    def element_type(self) -> int:
+        """ONNX's number of the type."""
+        return TensorProto.DataType.Value({"float32": "FLOAT"}.get(self.dtype, self.dtype.upper()))
+
     def model(self) -> bytes:
         heads, queries, keys, width, masked = self.shape
         shapes = {
@@ -128,7 +133,7 @@ class AttentionOfHalves(JoinedAttention):
             helper.make_node("MatMul", ["weights", "value"], ["values"]),
             helper.make_node("Transpose", ["values"], ["result"], perm=[0, 2, 1, 3]),
         ]
-        own = TensorProto.DataType.Value({"float32": "FLOAT"}.get(self.dtype, self.dtype.upper()))
+        own = self.element_type
         inputs = [helper.make_tensor_value_info(name, own, shape) for name, shape in shapes.items()]
         result = helper.make_tensor_value_info("result", own, (self.batch, queries, heads, width))
         scale = helper.make_tensor("scale", own, [], [0.25])
@@ -209,11 +214,11 @@ class GroupedAttention(AttentionOfHalves):
             helper.make_node("MatMul", ["weights", "values"], ["weighted"]),
             helper.make_node("Transpose", ["weighted"], ["result"], perm=[0, 2, 1, 3]),
         ]
-        half = TensorProto.DataType.Value(self.dtype.upper())
-        inputs = [helper.make_tensor_value_info(name, half, shape) for name, shape in shapes.items()]
-        result = helper.make_tensor_value_info("result", half, (self.batch, queries, heads, width))
+        own = self.element_type
+        inputs = [helper.make_tensor_value_info(name, own, shape) for name, shape in shapes.items()]
+        result = helper.make_tensor_value_info("result", own, (self.batch, queries, heads, width))
         weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-        weights.append(helper.make_tensor("scale", half, [], [0.25]))
+        weights.append(helper.make_tensor("scale", own, [], [0.25]))
         graph = helper.make_graph(nodes, "attention", inputs, [result], weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
         return bytes(model.SerializeToString())
@@ -229,3 +234,27 @@ class GroupedAttention(AttentionOfHalves):
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         return np.asarray((weights @ value[:, :, None]).transpose(0, 3, 1, 2, 4))
+
+
+class GroupedAttentionInTf32(GroupedAttention):
+    """A grouped attention of float32 with products in TF32."""
+
+    def __str__(self) -> str:
+        return f"grouped attention in TF32 of {self.shape}"
+
+    def module(self) -> tvm.IRModule:
+        tasks = VariantModel.of(read_onnx(self.model(), {}), GPU.target, tf32=True).tasks()
+        (task,) = (task for task in tasks if task.variant == TF32)
+        return from_json(task.module_json)
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        key, query, *mask, value = inputs
+        key, query, value = (in_tf32(one).astype(np.float64) for one in (key, query, value))
+        scores = query @ key[:, :, None] * 0.25 + (mask[0] if mask else 0.0)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = in_tf32((weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32))
+        return np.asarray((weights.astype(np.float64) @ value[:, :, None]).transpose(0, 3, 1, 2, 4))
+
+    def difference(self, actual: NDArray[Any], expected: NDArray[Any]) -> str:
+        rounding = Rounding.of(self.module()["main"])
+        return Expected.of(expected.astype(np.float32), None, rounding).difference(actual)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import tvm
@@ -57,10 +58,13 @@ def applies(call: Call) -> bool:
     if {str(one.ty.dtype) for one in (*call.args, call)} != {"float32"}:
         return False
     if name == MATMUL:
-        if min(len(left), len(right)) < 2 or (len(right) > 2 and left[:-2] != right[:-2]):
+        if min(len(left), len(right)) < 2 or (len(right) > 2 and len(right) != len(left)):
             return False
-        rows = left[-2] if len(right) > 2 else math.prod(left[:-1])
-        parts = {"i": rows, "j": right[-1], "k": left[-1]}
+        if any(own not in (1, extent) for own, extent in zip(right[:-2], left[:-2], strict=False)):
+            return False
+        # Of all matrices that are multiplied by the same one.
+        shared = [extent for extent, own in zip_longest(left[:-2], right[:-2], fillvalue=1) if own == 1]
+        parts = {"i": math.prod(shared) * left[-2], "j": right[-1], "k": left[-1]}
     else:
         attrs = call.attrs
         if LAYOUTS[name] != (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) or attrs.groups != 1:
@@ -86,12 +90,17 @@ def _kernel(call: Call) -> Kernel | None:
 
 
 def product(left: te.Tensor, right: te.Tensor) -> te.Tensor:
-    """Return the product of [*batch, m, n] and [n, o] or [*batch, n, o]."""
+    """Return the product of [*batch, m, n] and [n, o] or [*batch, n, o]. An extent of the second batch may be
+    1, as of the keys that several heads share.
+    """
     k = te.reduce_axis((0, int(left.shape[-1])), "k")
 
     def multiply(*place: Any) -> Any:
         *rows, column = place
-        batch = rows[:-1] if len(right.shape) > 2 else []
+        batch = [
+            index if int(own) == int(extent) else 0
+            for index, own, extent in zip(rows, right.shape[:-2], left.shape[:-2], strict=False)
+        ]
         return te.sum(tf32.rounded(left[(*rows, k)]) * tf32.rounded(right[(*batch, k, column)]), axis=[k])
 
     return te.compute((*left.shape[:-1], right.shape[-1]), multiply, name="product")

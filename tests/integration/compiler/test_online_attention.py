@@ -30,7 +30,7 @@ from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.gpu_programs import TARGET, Candidate, compiled, failures
-from tests.imported_cases import AttentionInTf32, AttentionOfHalves, GroupedAttention
+from tests.imported_cases import AttentionInTf32, AttentionOfHalves, GroupedAttention, GroupedAttentionInTf32
 from tests.suite import Case
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -75,6 +75,12 @@ def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
             GroupedAttention("attention", (8, 18, 70, 24, True), dtype="bfloat16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads",
+            marks=pytest.mark.slow_lane(seconds=15),
+        ),
+        pytest.param(
+            GroupedAttentionInTf32("attention", (8, 18, 70, 24, True), dtype="float32"),
+            [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
+            id="grouped heads in TF32",
             marks=pytest.mark.slow_lane(seconds=15),
         ),
         pytest.param(

@@ -62,6 +62,7 @@ class Product:
 PRODUCTS = {
     "rows": Product("MatMul", (2, 10, 24), (24, 16)),
     "batches": Product("MatMul", (2, 16, 8), (2, 8, 24), is_constant=False),
+    "shared by heads": Product("MatMul", (2, 3, 8, 24), (2, 1, 24, 16), is_constant=False),
     "1d": Product("Conv", (2, 8, 20), (16, 8, 3), {"pads": [1, 0], "strides": [2]}),
     "2d": Product("Conv", (1, 6, 9, 9), (16, 6, 3, 3), {"pads": [1, 1, 1, 1], "dilations": [2, 1]}),
     "3d": Product("Conv", (1, 4, 5, 5, 5), (16, 4, 2, 2, 2), {"strides": [1, 2, 1]}),
@@ -110,6 +111,12 @@ def test_products_are_computed_from_tf32_factors() -> None:
         pytest.param(PRODUCTS["rows"], TURING, True, id="tensor cores without TF32"),
         pytest.param(PRODUCTS["rows"], detect_device(1).target, True, id="a CPU"),
         pytest.param(Product("MatMul", (8, 24), (24, 16)), GPU.target, True, id="few rows"),
+        pytest.param(
+            Product("MatMul", (2, 1, 16, 24), (2, 3, 24, 16), is_constant=False),
+            GPU.target,
+            True,
+            id="rows for several matrices",
+        ),
         pytest.param(
             Product("Conv", (1, 32, 9, 9), (32, 1, 3, 3), {"group": 32}), GPU.target, True, id="groups"
         ),
