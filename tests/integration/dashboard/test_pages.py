@@ -376,12 +376,13 @@ def test_the_audit_log_fits_its_box(page: Page, site: Service) -> None:
 
 
 def test_short_names_stay_whole_beside_long_ones(page: Page, site: Service) -> None:
-    entry = AuditEntry("loopback", "Fleet/Synchronize", "s" * 200, "OK", "127.0.0.1")
+    route = "POST /v1/workers/{worker_id}:unreserve"
+    entry = AuditEntry("bootstrap", route, "s" * 200, "OK", "127.0.0.1")
     with site.database.begin() as session:
         access.append_audit(session, {entry: 1}, time.time())
     page.set_viewport_size({"width": 1440, "height": 900})
     open_page(page, site, "#/access")
-    row = page.get_by_role("row").filter(has_text="loopback").first
+    row = page.get_by_role("row").filter(has_text="bootstrap").first
     for label in ("Who", "What", "From"):
         cell = row.locator(f"td[data-label={label}]")
         assert cell.evaluate(LINES) == 1, label
