@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from tvm.s_tir import Schedule
+from tvm.tirx import FloorMod, IntImm, Var
 
 from compiler.lowering.cpu.packed_index import index_map_text
 from compiler.lowering.primitives import Primitives
 from compiler.reading.subgraph import read_dag
-from search.dag import AxisKind, BufferAccess, Dag, Index, Node
+from search.dag import AxisKind, Dag, Index, Node
 from search.programs.program import Program
 from search.sketches.stage import Rfactor, StageKind
 
@@ -35,11 +36,14 @@ class UnknownLoops(Exception):
 
 @dataclass(eq=False)
 class Loop:
-    """A loop of `extent` iterations over an `axis` of its block's node; None over several axes."""
+    """A loop of `extent` iterations over an `axis` of its block's node; None over several axes. `parts` are
+    the loops that were fused to it.
+    """
 
     extent: int
     axis: int | None
     kind: AxisKind
+    parts: tuple[Loop, ...] = ()
 
 
 @dataclass(eq=False)
@@ -59,6 +63,7 @@ class BlockFacts:
     node        its node in the dag of the inlined workload; None for a copy
     item_bytes  bytes of an element of its result
     index_type  the type of its loops
+    moduli      the modulus where a buffer is read at the remainder of an axis, by buffer and dimension
     """
 
     axes: tuple[tuple[int, AxisKind], ...]
@@ -66,6 +71,7 @@ class BlockFacts:
     node: Node | None
     item_bytes: int
     index_type: str
+    moduli: Mapping[tuple[str, int], int]
 
 
 @dataclass(eq=False)
@@ -125,7 +131,19 @@ def _facts(schedule: Schedule, dag: Dag, node: Node) -> BlockFacts:
     if len({*reads}) < len(reads) or not {*reads} <= dag.buffer.keys():
         raise UnknownLoops(f"{node.name} reads buffers of one name")
     index_type = str(block.iter_vars[0].var.ty) if axes else ""
-    return BlockFacts(axes, reads, node, dag.buffer[node.write.buffer].item_bytes, index_type)
+    item_bytes = dag.buffer[node.write.buffer].item_bytes
+    return BlockFacts(axes, reads, node, item_bytes, index_type, _moduli(block))
+
+
+def _moduli(block: Any) -> dict[tuple[str, int], int]:
+    found = {}
+    for read in block.reads:
+        for dimension, region in enumerate(read.region):
+            index = region.min
+            is_remainder = isinstance(index, FloorMod) and isinstance(index.a, Var)
+            if is_remainder and isinstance(index.b, IntImm) and int(region.extent) == 1:
+                found[str(read.source.name), dimension] = int(index.b)
+    return found
 
 
 def covers(program: Program) -> bool:
@@ -193,7 +211,7 @@ class LoopSchedule:
     def fuse(self, *loops: LoopName) -> LoopName:
         fused = [each.loop for each in loops]
         axis = fused[0].axis if len({one.axis for one in fused}) == 1 else None
-        made = Loop(math.prod(one.extent for one in fused), axis, fused[0].kind)
+        made = Loop(math.prod(one.extent for one in fused), axis, fused[0].kind, tuple(fused))
         self._replace(fused, [made])
         [text] = self._record("Fuse", [each.text for each in loops], [1], "l")
         return LoopName(text, made)
@@ -290,7 +308,7 @@ class LoopSchedule:
         factors = ["None" if part is None else part for part in parts]
         names = self._record("LoopPartition", [loop.text, *factors], [1], "l", len(extents))
         return [
-            LoopName(text, replace(loop.loop, extent=extent))
+            LoopName(text, replace(loop.loop, extent=extent, parts=()))
             for text, extent in zip(names, extents, strict=True)
         ]
 
@@ -353,29 +371,36 @@ class LoopSchedule:
 
     def _touched(self, buffer: str, readers: Sequence[Block], target: Loop) -> list[int]:
         """Return the extents of the part of a buffer that an iteration of a loop reads."""
-        shape = self._dag.buffer[buffer].shape
-        found = set()
-        for reader in readers:
-            node = reader.facts.node
-            assert node is not None
-            inside = self._inside(reader, target)
-            for read in node.reads:
-                if read.buffer == buffer:
-                    found.add(tuple(self._spans(node, read, inside, shape)))
+        found = {tuple(self._spans(reader, buffer, self._inside(reader, target))) for reader in readers}
         if len(found) != 1:
             self._unknown("several parts of a buffer are read")
         return list(found.pop())
 
-    def _spans(
-        self, node: Node, read: BufferAccess, inside: Sequence[int], shape: Sequence[int]
-    ) -> list[int]:
-        return [
-            self._span(node, index, inside, size) for index, size in zip(read.indices, shape, strict=True)
-        ]
+    def _spans(self, reader: Block, buffer: str, inside: Sequence[int]) -> Iterator[int]:
+        """Yield the elements of each dimension between the first and the last one that a reader touches."""
+        node, facts = reader.facts.node, reader.facts
+        assert node is not None
+        shape = self._dag.buffer[buffer].shape
+        reads = [read.indices for read in node.reads if read.buffer == buffer]
+        for dimension, (size, indices) in enumerate(zip(shape, zip(*reads, strict=True), strict=True)):
+            if len({(index.terms, index.affine) for index in indices}) > 1:
+                self._unknown("several parts of a buffer are read")
+            if not indices[0].affine:
+                yield self._remainders(indices, inside, facts.moduli.get((buffer, dimension), 0))
+                continue
+            offsets = [index.offset for index in indices]
+            span = max(self._span(node, index, inside, size) for index in set(indices))
+            yield span + max(offsets) - min(offsets)
+
+    def _remainders(self, indices: Sequence[Index], inside: Sequence[int], modulus: int) -> int:
+        """Return the modulus of remainders of one axis, all of which are touched."""
+        axes = {term.axis for index in indices for term in index.terms}
+        if not modulus or len(axes) != 1 or inside[axes.pop()] % modulus:
+            self._unknown("an index isn't affine")
+        return modulus
 
     def _span(self, node: Node, index: Index, inside: Sequence[int], size: int) -> int:
-        if not index.affine:
-            self._unknown("an index isn't affine")
+        """Return the elements of a dimension of `size` elements that an affine index touches."""
         least = most = index.offset
         span = 1
         for axis, coefficient, divisor in index.terms:
@@ -395,11 +420,15 @@ class LoopSchedule:
         if target not in loops:
             self._unknown("a reader is outside of the loop")
         inside = [1] * len(block.facts.axes)
-        for loop in loops[loops.index(target) + 1 :]:
+        left = loops[loops.index(target) + 1 :]
+        while left:
+            loop = left.pop()
             if loop.axis is not None:
                 inside[loop.axis] *= loop.extent
+            elif loop.parts:
+                left += loop.parts
             elif loop.extent > 1:
-                self._unknown("loops inside are fused")
+                self._unknown("a fused loop was split")
         return inside
 
     def _loops(self, block: Block) -> list[Loop]:

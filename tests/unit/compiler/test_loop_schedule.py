@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te
 from tvm.ir import save_json
 from tvm.tirx import IndexMap
 
 from compiler.lowering.cpu.loop_schedule import UnknownLoops, covers
 from compiler.lowering.cpu.packed_index import index_map_text
 from compiler.lowering.program import inlined_nodes
-from compiler.lowering.trace import record_loops
+from compiler.lowering.trace import lower, record_loops
 from compiler.reading.subgraph import read_dag
+from compiler.variants.winograd import convolution
 from search.programs.annotate import sample
 from search.rules.space import generate
 from tests.devices import DEVICE
-from tests.workloads import WORKLOADS
+from tests.workloads import WORKLOADS, module
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -56,3 +58,31 @@ def test_the_loops_of_most_programs_are_known(name: str) -> None:
             except UnknownLoops:
                 known.append(False)
     assert np.mean(known) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("tile", "data", "outputs"),
+    [
+        (4, (1, 16, 16, 16), 16),
+        (2, (2, 8, 10, 5), 20),  # two images are blocks already
+        (2, (1, 14, 6, 8), 32),  # blocks of channels as well
+    ],
+)
+def test_the_trace_of_a_convolution_in_blocks_is_what_tvm_writes(
+    tile: int, data: tuple[int, ...], outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nests read remainders of an axis, several places at once, and loops that were fused."""
+    x = te.placeholder(data, name="x")
+    weight = te.placeholder((tile + 2, tile + 2, data[-1], outputs), name="weight")
+    result = convolution(x, weight, (1, 1, 1, 1), tile)
+    workload = module([x, weight, te.compute(result.shape, lambda *at: result(*at) + 1.0, name="result")])
+    rng = np.random.default_rng(0)
+    programs = []
+    for sketch in generate(read_dag(workload), DEVICE):
+        if any(stage.blocks for stage in sketch.stages):
+            population = sample(sketch, 32, rng)
+            programs += [population.program(row) for row in range(min(len(population), 2))]
+    recorded = [record_loops(workload, inlined_nodes(program), program, DEVICE) for program in programs]
+    assert recorded
+    monkeypatch.setattr("compiler.lowering.trace.covers", lambda program: False)
+    assert recorded == [lower(workload, program, DEVICE) for program in programs]
