@@ -101,7 +101,7 @@ def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Mea
     """Draw up to `count` random programs as the search does. Return them with their measured seconds."""
     dag = read_dag(module)
     task = TuneContext(dag, generate(dag, device), device)
-    programs = draw(task, count, np.random.default_rng(seed))
+    programs = [proposal.program for proposal in draw(task, count, np.random.default_rng(seed))]
     traces = [lower(module, program, device) for program in programs]
     text = to_json(module)
     timed = ProgramMeasurer(module, device).measure([Candidate(text, trace) for trace in traces])

@@ -35,6 +35,11 @@ OVERSAMPLING = 8
 SAMPLING_EXPONENT = 3.0
 
 
+# How many new programs of every sketch may be picked.
+PICKING_DEPTH = 256
+
+# The number of a sketch, and the row of a program.
+Place = tuple[int, int]
 # The features and the analytic seconds of a program.
 Example = tuple[NDArray[np.float32], np.float64]
 
@@ -94,11 +99,12 @@ class Proposal:
 @dataclass
 class KnownPrograms:
     """The best programs of the last evolutions of a task's sketches, by the sketch's key, as predicted by
-    `model`. Empty before the first evolution.
+    `model`. Empty before the first evolution. `drawn` are random programs that weren't proposed yet.
     """
 
     of_sketch: dict[str, Scored] = field(default_factory=dict)
     model: CostModel | None = None
+    drawn: list[Proposal] = field(default_factory=list)
 
     def predict(self, model: CostModel) -> None:
         """Predict all programs by this model, unless it predicted them before."""
@@ -221,12 +227,11 @@ def propose(
         found.of_sketch[scored.population.sketch.key] = best
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.max_share_per_tile * count))
-    picked = _pick(_merge(ranked, excluded), count - num_random, limit)
+    picked = _pick(ranked, excluded, count - num_random, limit)
     excluded |= {proposal.program for proposal in picked}
     # Random programs correct the model where it is wrong, so their predictions don't matter.
     if len(picked) < count:
-        drawn = [program for program in draw(task, RANDOM_DRAWS, rng) if program not in excluded]
-        picked += _predicted(task, drawn[: count - len(picked)], model)
+        picked += _take_random(task, model, count - len(picked), rng, excluded, found)
     limit_s = settings.limit_s(model, measured)
     picked = [proposal for proposal in picked if proposal.predicted_s <= limit_s]
     task.remember(picked)
@@ -258,69 +263,92 @@ def _begin_evolution(
     return evolve(sketches, lambda population: task.score(population, model), best_first, rng, evolution)
 
 
-def _predicted(task: TuneContext, programs: Sequence[Program], model: CostModel) -> list[Proposal]:
-    """Predict single programs."""
-    examples = task.examples(programs)
-    if not examples:
+def _take_random(
+    task: TuneContext,
+    model: CostModel,
+    count: int,
+    rng: np.random.Generator,
+    excluded: Collection[Program],
+    known: KnownPrograms,
+) -> list[Proposal]:
+    """Return up to `count` random programs, the next ones that were drawn. More are drawn once none is left,
+    because to draw one takes nearly as long as many.
+    """
+    found: dict[Program, Proposal] = {}
+    for redraws in (False, True):
+        if redraws and len(found) < count:
+            known.drawn = draw(task, RANDOM_DRAWS, rng)
+        while known.drawn and len(found) < count:
+            proposal = known.drawn.pop(0)
+            if proposal.program not in excluded:
+                found.setdefault(proposal.program, proposal)
+    if not found:
         return []
-    features, estimated_s = np.stack([one for one, _ in examples]), np.array([s for _, s in examples])
-    predicted_s = model.predict(features, Estimate(estimated_s))
+    features = np.stack([proposal.features for proposal in found.values()])
+    analytic_s = np.array([proposal.estimated_s for proposal in found.values()])
+    predicted_s = model.predict(features, Estimate(analytic_s)).tolist()
     return [
-        Proposal(program, float(predicted), float(estimated), described)
-        for program, predicted, estimated, described in zip(
-            programs, predicted_s, estimated_s, features, strict=True
-        )
+        replace(proposal, predicted_s=seconds)
+        for proposal, seconds in zip(found.values(), predicted_s, strict=True)
     ]
 
 
-def _merge(
-    ranked: Sequence[Scored], excluded: Collection[Program], depth: int = 256
-) -> Iterator[tuple[Proposal, object]]:
-    """Yield the best `depth` new programs of every sketch with their innermost tiles, predicted fastest
-    first.
-    """
+def _merge(ranked: Sequence[Scored], excluded: Collection[Program], depth: int) -> Iterator[Place]:
+    """Yield the places of the best `depth` new programs of every sketch, predicted fastest first."""
     known = {(program.sketch.key, program.values) for program in excluded}
     most = depth + len(excluded)
     rows = [
         zip(each.seconds[:most].tolist(), repeat(number), range(min(len(each), most)))
         for number, each in enumerate(ranked)
     ]
-    tiles: dict[int, list[Ints]] = {}
-    # Only a few programs are picked, so the others aren't converted.
-    for seconds, number, row in merge(*rows):
-        each = ranked[number]
-        sketch, values = each.population.sketch, tuple(each.population.values[row].tolist())
-        if (sketch.key, values) in known:
-            continue
-        if number not in tiles:
-            head = each.population.take(np.arange(min(len(each), most)))
-            tiles[number] = [Nest.of(head, stage).tile.T for stage in sketch.tiled]
-        yield (
-            Proposal(
-                Program(sketch, values), seconds, float(each.analytic_s[row]), each.features[row].copy()
-            ),
-            tuple(tile[row].tobytes() for tile in tiles[number]),
-        )
+    for _, number, row in merge(*rows):
+        population = ranked[number].population
+        if (population.sketch.key, tuple(population.values[row].tolist())) not in known:
+            yield number, row
 
 
-def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:
-    """Return the first `count` proposals, at most `limit` of one tile as long as there are others."""
-    picked: list[Proposal] = []
-    passed_over: list[Proposal] = []
-    seen: dict[object, int] = defaultdict(int)
-    for proposal, tile in candidates:
+def _pick(ranked: Sequence[Scored], excluded: Collection[Program], count: int, limit: int) -> list[Proposal]:
+    """Return the best `count` new programs, at most `limit` of one innermost tile as long as there are
+    others.
+    """
+    picked: list[Place] = []
+    passed_over: list[Place] = []
+    seen: dict[bytes, int] = defaultdict(int)
+    tiles: dict[int, Ints] = {}
+    for number, row in _merge(ranked, excluded, PICKING_DEPTH):
         if len(picked) == count:
             break
+        if number not in tiles:
+            tiles[number] = _innermost_tiles(ranked[number], PICKING_DEPTH + len(excluded))
+        tile = tiles[number][row].tobytes()
         seen[tile] += 1
-        (picked if seen[tile] <= limit else passed_over).append(proposal)
-    return picked + passed_over[: count - len(picked)]
+        (picked if seen[tile] <= limit else passed_over).append((number, row))
+    # Only a few programs are picked, so the others aren't converted.
+    return [_proposal(ranked[number], row) for number, row in picked + passed_over[: count - len(picked)]]
 
 
-def draw(task: TuneContext, count: int, rng: np.random.Generator) -> list[Program]:
+def _innermost_tiles(scored: Scored, most: int) -> Ints:
+    """Return the innermost tiles of the first programs [programs, axes of all tiled nodes]."""
+    head = scored.population.take(np.arange(min(len(scored), most)))
+    tiles = [Nest.of(head, stage).tile.T for stage in head.sketch.tiled]
+    return np.ascontiguousarray(np.concatenate([np.zeros((len(head), 0), np.int64), *tiles], axis=1))
+
+
+def _proposal(scored: Scored, row: int) -> Proposal:
+    return Proposal(
+        scored.population.program(row),
+        float(scored.seconds[row]),
+        float(scored.analytic_s[row]),
+        scored.features[row].copy(),
+    )
+
+
+def draw(task: TuneContext, count: int, rng: np.random.Generator) -> list[Proposal]:
     """Return up to `count` random programs of all sketches, weighted by estimated speed."""
-    drawn = [sample(sketch, -(-OVERSAMPLING * count // len(task.sketches)), rng) for sketch in task.sketches]
-    seconds = np.concatenate([estimate(population, task.device).seconds for population in drawn])
-    places = [(population, row) for population in drawn for row in range(len(population))]
+    each = -(-OVERSAMPLING * count // len(task.sketches))
+    drawn = [task.score(sample(sketch, each, rng), CostModel()) for sketch in task.sketches]
+    seconds = np.concatenate([scored.seconds for scored in drawn])
+    places = [(scored, row) for scored in drawn for row in range(len(scored))]
     # Taking the largest log-weights with Gumbel noise is weighted sampling without replacement.
     keys = rng.gumbel(size=len(places)) - SAMPLING_EXPONENT * np.log(seconds)
-    return [places[at][0].program(places[at][1]) for at in np.argsort(-keys)[:count]]
+    return [_proposal(*places[at]) for at in np.argsort(-keys)[:count]]

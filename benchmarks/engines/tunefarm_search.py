@@ -92,7 +92,7 @@ class TunefarmSearch:
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
         """Draw random programs as the search does without measurements. Raises EmptySpace."""
-        programs = draw(self._task, count, rng)
+        programs = [proposal.program for proposal in draw(self._task, count, rng)]
         if not programs:
             raise EmptySpace(self._task.dag.name)
         return programs

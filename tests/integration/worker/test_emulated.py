@@ -43,7 +43,7 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
         workload = matmul(32, 64, 32)
         dag = read_dag(workload)
         task = TuneContext(dag, generate(dag, device), device)
-        programs = draw(task, 2, np.random.default_rng(0))
+        programs = [proposal.program for proposal in draw(task, 2, np.random.default_rng(0))]
         traces = [lower(workload, program, device) for program in programs]
         requests = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
         return device, [await executor.measure(one, PATIENT, requests) for one in requests]

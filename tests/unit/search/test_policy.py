@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from search import policy
 from search.cost.estimate import Estimate
 from search.cost.model import MIN_RECORDS, CostModel
 from search.dag import Dag
@@ -209,6 +211,41 @@ def test_sketches_that_did_not_evolve_keep_their_random_programs() -> None:
     assert len(task.sketches) > 1
     assert known.of_sketch.keys() == {sketch.key for sketch in task.sketches}
     assert all(map(len, known.of_sketch.values()))
+
+
+def test_random_programs_are_drawn_once_for_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, known, draws = TASKS["conv2d"], KnownPrograms(), list[int]()
+    draw = policy.draw
+
+    def counted(*args: Any) -> list[Proposal]:
+        draws.append(1)
+        return draw(*args)
+
+    monkeypatch.setattr(policy, "draw", counted)
+    monkeypatch.setattr(policy, "RANDOM_SHARE", 1.0)
+    measured = [(_propose(task, 1)[0].program, 1e-3)]
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        found = propose(task, CostModel(), measured, 8, rng, config=QUICK, known=known)
+        measured += [(proposal.program, 1e-3) for proposal in found]
+    assert len({program for program, _ in measured}) == 1 + 4 * 8
+    assert len(draws) == 1
+    rng = np.random.default_rng(4)
+    rest = propose(task, CostModel(), measured, policy.RANDOM_DRAWS, rng, config=QUICK, known=known)
+    assert len({proposal.program for proposal in rest}) == policy.RANDOM_DRAWS
+    assert len(draws) == 2
+
+
+def test_random_programs_are_predicted_by_the_current_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have been drawn before the model was trained."""
+    task, known = TASKS["conv2d"], KnownPrograms()
+    monkeypatch.setattr(policy, "RANDOM_SHARE", 1.0)
+    measured = [(_propose(task, 1)[0].program, 1e-3)]
+    for model, ratio in ((CostModel(), 1.0), (Halving(), 0.5)):
+        found = propose(task, model, measured, 4, np.random.default_rng(0), config=QUICK, known=known)
+        assert [proposal.predicted_s for proposal in found] == pytest.approx(
+            [ratio * proposal.estimated_s for proposal in found]
+        )
 
 
 def test_measured_proposals_are_not_described_again(monkeypatch: pytest.MonkeyPatch) -> None:
