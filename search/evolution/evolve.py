@@ -9,9 +9,10 @@ import numpy as np
 
 from search.evolution.crossover import cross, node_groups
 from search.evolution.mutate import mutate
-from search.evolution.scored import Score, Scored, join
-from search.programs.annotate import keep_valid, sample
+from search.evolution.scored import Score, Scored, join, merge
+from search.programs.annotate import canonical, draw, sample
 from search.programs.program import Population, Program, gather
+from search.programs.validity import valid
 from search.sketches.sketch import Sketch
 
 # How often to redraw a population without a valid program.
@@ -97,12 +98,14 @@ def _grown(
 ) -> Scored:
     """Return a sketch's known programs and their children."""
     sketch = known.population.sketch
-    children = _next_generation(known, rng, config)
-    fresh = sample(sketch, round(config.fresh_fraction * config.population), rng)
-    everything = _concatenate([known.population, *_best_of(sketch, measured, config), children, fresh])
+    # Operations on few programs take nearly as long as on many, so both kinds are checked together.
+    fresh = draw(sketch, round(config.fresh_fraction * config.population), rng)
+    drawn = canonical(_concatenate([_children(known, rng, config), fresh]))
+    everything = _concatenate([known.population, *_best_of(sketch, measured, config), drawn])
     rows = everything.distinct_rows()
     new = everything.take(rows[rows >= len(known)])
-    return join([known, score(new)] if len(new) else [known])
+    new = new.take(np.flatnonzero(valid(new)))
+    return merge(known, score(new)) if len(new) else known
 
 
 def share_children(known: Sequence[Scored], total: int, config: EvolutionConfig) -> list[int]:
@@ -147,8 +150,8 @@ def _drawn(sketch: Sketch, rng: np.random.Generator, config: EvolutionConfig) ->
     return drawn
 
 
-def _next_generation(parents: Scored, rng: np.random.Generator, config: EvolutionConfig) -> Population:
-    """Return valid children; the parents themselves if no child is valid."""
+def _children(parents: Scored, rng: np.random.Generator, config: EvolutionConfig) -> Population:
+    """Return mutated and crossed programs. Some may be invalid."""
     # Roulette over predicted throughput.
     share = (parents.seconds.min() / parents.seconds) ** config.selection
     share /= share.sum()
@@ -161,5 +164,4 @@ def _next_generation(parents: Scored, rng: np.random.Generator, config: Evolutio
         mates = rng.choice(len(parents), size=count, p=share)
         crossed = cross(parents.take(chosen[:count]), parents.take(mates))
         children = _concatenate([crossed, children])
-    survivors = keep_valid(children)
-    return survivors if len(survivors) else parents.population
+    return children

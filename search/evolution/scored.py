@@ -48,14 +48,22 @@ def join(parts: Sequence[Scored]) -> Scored:
     """Return the programs of several populations of one sketch, each program once, fastest first."""
     everything = parts[0]
     if len(parts) > 1:
-        everything = Scored(
-            Population(
-                everything.population.sketch, np.concatenate([part.population.values for part in parts])
-            ),
-            np.concatenate([part.seconds for part in parts]),
-            {node: np.concatenate([part.stages[node] for part in parts]) for node in everything.stages},
-            np.concatenate([part.features for part in parts]),
-            np.concatenate([part.analytic_s for part in parts]),
-        )
+        everything = _concatenated(parts)
     rows = everything.population.distinct_rows()
     return everything.take(rows[np.argsort(everything.seconds[rows], kind="stable")])
+
+
+def merge(known: Scored, new: Scored) -> Scored:
+    """Return the programs of two populations that share none, fastest first."""
+    everything = _concatenated([known, new])
+    return everything.take(np.argsort(everything.seconds, kind="stable"))
+
+
+def _concatenated(parts: Sequence[Scored]) -> Scored:
+    return Scored(
+        Population(parts[0].population.sketch, np.concatenate([part.population.values for part in parts])),
+        np.concatenate([part.seconds for part in parts]),
+        {node: np.concatenate([part.stages[node] for part in parts]) for node in parts[0].stages},
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.analytic_s for part in parts]),
+    )

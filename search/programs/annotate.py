@@ -15,16 +15,21 @@ MAX_REDRAWS = 48
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
     """Draw `count` programs, each variable uniformly, and return the valid ones."""
+    return keep_valid(draw(sketch, count, rng))
+
+
+def draw(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
+    """Draw `count` programs, each variable uniformly. Some may be invalid."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
         drawn[:, sketch.columns[variable.key]] = variable.draw(count, rng)
     population = Population(sketch, drawn)
-    return keep_valid(population if sketch.gpu is None else _redraw(population, rng))
+    return population if sketch.gpu is None else _redraw(population, rng)
 
 
 def keep_valid(population: Population) -> Population:
     """Return the distinct valid programs. Variables without effect get their first value."""
-    distinct = _canonical(population).distinct()
+    distinct = canonical(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))
 
 
@@ -46,7 +51,7 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
     return Population(sketch, values)
 
 
-def _canonical(population: Population) -> Population:
+def canonical(population: Population) -> Population:
     """Set variables without effect to their first value.
 
     A nest at a loop of its consumer has no parallel or unrolled loops, and an inlined nest has no loops.
