@@ -141,7 +141,7 @@ class SearchConfig:
     max_share_per_tile: float = 0.25
     max_total_population: int = 4
     max_sketches: int = 8
-    full_batch_size: int = 16
+    full_batch_size: int = 32
     max_slowdown: float = 3.0
     trusted_after: int = 64
     max_known: int = 256

@@ -146,9 +146,9 @@ def test_nothing_is_proposed_when_nothing_is_asked_for() -> None:
 def test_the_size_of_the_evolution_follows_the_batch() -> None:
     config, learned = SearchConfig(), CostModel(xgboost.Booster())  # never asked here
     sizes = [config.evolution_of_one(1, count, learned).population for count in (1, 4, 16, 64)]
-    assert sizes == [64, 256, 1024, 1024]
+    assert sizes == [32, 128, 512, 1024]
     # All sketches together have no more than a few times the programs of one.
-    assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [1024, 512]
+    assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [512, 256]
     # Without a learned model, evolution is short anyway.
     assert {config.evolution_of_one(1, count, CostModel()).population for count in (1, 16)} == {512}
 
