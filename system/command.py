@@ -40,7 +40,10 @@ def run_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:
         return report(name, str(error), ExitCode.USAGE)
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # added by pydantic
-        return report(name, f"{message} (see {name} --help)", ExitCode.USAGE)
+        # Wrong usage of a subcommand names it, as in `tunefarm tune --help`.
+        context = getattr(error, "ctx", None)
+        path = name if context is None else context.command_path
+        return report(name, f"{message} (see {path} --help)", ExitCode.USAGE)
     except typer.Abort:
         return report(name, "interrupted", ExitCode.INTERRUPTED)
     if result == ExitCode.INTERRUPTED:  # Typer raises this on Ctrl-C

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
 from core.exit_code import ExitCode
-from system.command import CommandError, run_function
+from system.command import CommandError, run_command, run_function
 from system.errors import SettingsError
 
 
@@ -35,6 +36,17 @@ def test_a_failed_command_prints_one_line_and_returns_an_exit_code(
 ) -> None:
     assert run_function(command, "my command", arguments) == code
     assert capsys.readouterr().err.splitlines() == [line]
+
+
+def test_wrong_usage_of_a_subcommand_points_to_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer(add_completion=False)
+    app.command("first")(command)
+    app.command("second")(command)
+    assert run_command(app, "mine", ["second", "--colour"]) == ExitCode.USAGE
+    assert run_command(app, "mine", ["third"]) == ExitCode.USAGE
+    inner, outer = capsys.readouterr().err.splitlines()
+    assert inner == "mine: No such option: --colour (see mine second --help)"
+    assert outer.endswith("(see mine --help)")
 
 
 @pytest.mark.parametrize("number", [0, 1])
