@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from cachetools import LRUCache
@@ -46,7 +47,7 @@ class SearchSpace:
     rejected: set[Program] = field(default_factory=set)
     known: KnownPrograms = field(default_factory=KnownPrograms)
     _programs: dict[str, Program | None] = field(default_factory=dict)
-    _transferred: tuple[frozenset[str], tuple[Program, ...]] = (frozenset(), ())
+    _transferred: dict[str, list[Program]] = field(default_factory=dict)
 
     @cached_property
     def tag(self) -> str:
@@ -64,14 +65,15 @@ class SearchSpace:
         return self._programs[trace]
 
     def transfer(self, programs: Mapping[str, Program]) -> tuple[Program, ...]:
-        """Fit programs of similar workloads, given by trace, to this space. The result is cached until the
-        traces change.
+        """Fit programs of similar workloads, given by trace, to this space. Those given at the last call
+        aren't fitted again.
         """
-        traces, fitted = self._transferred
-        if traces != programs.keys():
-            fitted = tuple(transfer_programs(list(programs.values()), self.search_task.sketches))
-            self._transferred = (frozenset(programs), fitted)
-        return fitted
+        before, sketches = self._transferred, self.search_task.sketches
+        self._transferred = {
+            trace: before[trace] if trace in before else transfer_programs([program], sketches)
+            for trace, program in programs.items()
+        }
+        return tuple(dict.fromkeys(chain.from_iterable(self._transferred.values())))
 
 
 def tag_of(dag: Dag) -> str:

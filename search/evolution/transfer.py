@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -30,32 +29,14 @@ def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -
     correspond by their positions, whatever their names. Factors become the nearest ones that the other
     extents allow, the innermost first; choices become the same option or the nearest one.
     """
-    by_structure = {_structure(sketch): sketch for sketch in sketches}
     found: dict[Program, None] = {}
     for program in programs:
-        sketch = by_structure.get(_structure(program.sketch))
+        structure = program.sketch.structure
+        sketch = next((sketch for sketch in sketches if sketch.structure == structure), None)
         if sketch is not None:
             fitted = keep_valid(gather([_fit(program, sketch)]))
             found |= {fitted.program(row): None for row in range(len(fitted))}
     return list(found)
-
-
-def _structure(sketch: Sketch) -> tuple[object, ...]:
-    """Return what two sketches must share: the stages, with positions in place of names, and the kinds of
-    every node's axes."""
-    nodes = {node.name: str(at) for at, node in enumerate(sketch.dag.nodes)}
-    buffers = {buffer.name: str(at) for at, buffer in enumerate(sketch.dag.buffers)}
-    stages = tuple(
-        replace(
-            stage,
-            node=nodes[stage.node],
-            epilogue=nodes.get(stage.epilogue or ""),
-            compute_at=nodes.get(stage.compute_at or ""),
-            shared=tuple(buffers[name] for name in stage.shared),
-        )
-        for stage in sketch.stages
-    )
-    return stages, tuple(tuple(axis.kind for axis in node.axes) for node in sketch.dag.nodes)
 
 
 def _fit(program: Program, sketch: Sketch) -> Program:

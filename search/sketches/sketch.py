@@ -6,7 +6,7 @@ loop nest, and so on. It has integer variables. A program is a sketch with value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from core.device import Gpu
@@ -28,6 +28,25 @@ class Sketch:
     def key(self) -> str:
         """A name that identifies the sketch among its dag's sketches, the same in every process."""
         return "; ".join(str(stage) for stage in self.stages)
+
+    @cached_property
+    def structure(self) -> tuple[object, ...]:
+        """What sketches of two workloads share if the programs of one fit the other: the stages, with
+        positions in place of names, and the kinds of every node's axes.
+        """
+        nodes = {node.name: str(at) for at, node in enumerate(self.dag.nodes)}
+        buffers = {buffer.name: str(at) for at, buffer in enumerate(self.dag.buffers)}
+        stages = tuple(
+            replace(
+                stage,
+                node=nodes[stage.node],
+                epilogue=nodes.get(stage.epilogue or ""),
+                compute_at=nodes.get(stage.compute_at or ""),
+                shared=tuple(buffers[name] for name in stage.shared),
+            )
+            for stage in self.stages
+        )
+        return stages, tuple(tuple(axis.kind for axis in node.axes) for node in self.dag.nodes)
 
     @cached_property
     def stage(self) -> dict[str, Stage]:

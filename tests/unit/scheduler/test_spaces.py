@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from compiler import workload
 from records.jobs import tasks
+from scheduler import spaces
 from scheduler.spaces import Spaces
+from search.evolution.transfer import transfer_programs
+from search.policy import draw
+from search.programs.program import Program
+from search.sketches.sketch import Sketch
 from tests import workloads
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm, extracted
 
@@ -44,6 +51,28 @@ def test_a_workload_that_is_stored_later_is_found(farm: Farm) -> None:
     with farm.database.begin() as session:
         tasks.put_workload(session, name, LATER.module_json)
     assert set(loaded.load([name], DEVICE)) == {name}
+
+
+def test_a_program_of_a_similar_workload_is_fitted_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best programs of similar workloads change with nearly every batch, but only a few of them."""
+    with farm.database.begin() as session:
+        tasks.put_workload(session, LATER.workload_hash, LATER.module_json)
+    found = Spaces(farm.database).load([MATMUL.workload_hash, LATER.workload_hash], DEVICE)
+    space, other = found[MATMUL.workload_hash], found[LATER.workload_hash]
+    drawn = draw(other.search_task, 3, np.random.default_rng(0))
+    programs = {f"trace {number}": proposal.program for number, proposal in enumerate(drawn)}
+    fitted: list[int] = []
+
+    def counted(given: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
+        fitted.append(len(given))
+        return transfer_programs(given, sketches)
+
+    monkeypatch.setattr(spaces, "transfer_programs", counted)
+    for count in (1, 2, 3, 3):
+        given = dict(list(programs.items())[:count])
+        expected = transfer_programs(list(given.values()), space.search_task.sketches)
+        assert space.transfer(given) == tuple(expected) != ()
+    assert sum(fitted) == 3
 
 
 def test_the_spaces_used_least_recently_are_dropped(farm: Farm) -> None:
