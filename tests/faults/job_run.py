@@ -224,12 +224,12 @@ class JobRun:
     def until_finished(self) -> None:
         self.until(lambda: self.job().state.finished, "the job did not finish")
 
-    def seconds_to_recovery(self, since: float) -> float:
+    def seconds_to_recovery(self, since: float, patience_s: float = PATIENCE_S) -> float:
         """Wait for another result or the job's end; return the seconds from `since`, of the monotonic
         clock."""
         before = self.done()
         over = lambda: self.done() > before or self.job().state.finished  # noqa: E731
-        self.until(over, "nothing was measured any more")
+        self.until(over, "nothing was measured any more", patience_s)
         return time.monotonic() - since
 
     def are_ready(self, count: int) -> bool:
