@@ -271,6 +271,13 @@ def _of_benchmarks(fastest: list[float]) -> Iterator[Quote]:
         "to reach the latency after 50% of all trials"
     )
     yield Quote(page, "needs {:.1f} times fewer trials than equal shares", (value("allocation", allocator),))
+    slow = [
+        value("networks_sse42", f"{network}: latency relative to {PEER}")
+        for network in ("mobilenet_v2", "resnet18")
+    ]
+    yield Quote(
+        page, "MobileNet-V2 takes {:.2f} times as long as the fastest peer, ResNet-18 {:.2f}.", (*slow,)
+    )
 
 
 def _of_gpus() -> Iterator[Quote]:
