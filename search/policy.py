@@ -33,8 +33,6 @@ MIN_POPULATION = 32
 OVERSAMPLING = 8
 # A program with half the estimated time has 2 ** SAMPLING_EXPONENT times the weight.
 SAMPLING_EXPONENT = 3.0
-
-
 # How many new programs of every sketch may be picked.
 PICKING_DEPTH = 256
 
@@ -271,8 +269,8 @@ def _take_random(
     excluded: Collection[Program],
     known: KnownPrograms,
 ) -> list[Proposal]:
-    """Return up to `count` random programs, the next ones that were drawn. More are drawn once none is left,
-    because to draw one takes nearly as long as many.
+    """Return up to `count` random programs that were drawn before. Once none is left, many are drawn, because
+    drawing one takes nearly as long.
     """
     found: dict[Program, Proposal] = {}
     for redraws in (False, True):
@@ -293,10 +291,10 @@ def _take_random(
     ]
 
 
-def _merge(ranked: Sequence[Scored], excluded: Collection[Program], depth: int) -> Iterator[Place]:
-    """Yield the places of the best `depth` new programs of every sketch, predicted fastest first."""
+def _merge(ranked: Sequence[Scored], excluded: Collection[Program]) -> Iterator[Place]:
+    """Yield the places of the best new programs of every sketch, predicted fastest first."""
     known = {(program.sketch.key, program.values) for program in excluded}
-    most = depth + len(excluded)
+    most = PICKING_DEPTH + len(excluded)
     rows = [
         zip(each.seconds[:most].tolist(), repeat(number), range(min(len(each), most)))
         for number, each in enumerate(ranked)
@@ -315,7 +313,7 @@ def _pick(ranked: Sequence[Scored], excluded: Collection[Program], count: int, l
     passed_over: list[Place] = []
     seen: dict[bytes, int] = defaultdict(int)
     tiles: dict[int, Ints] = {}
-    for number, row in _merge(ranked, excluded, PICKING_DEPTH):
+    for number, row in _merge(ranked, excluded):
         if len(picked) == count:
             break
         if number not in tiles:

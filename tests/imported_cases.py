@@ -153,28 +153,39 @@ class AttentionOfHalves(JoinedAttention):
         return scores.astype(np.float16).astype(np.float64) if self.dtype == "float16" else scores
 
 
-class AttentionInTf32(AttentionOfHalves):
-    """A joined attention of float32 with products in TF32."""
+class InTf32(AttentionOfHalves):
+    """An attention of float32 with products in TF32."""
 
     def __str__(self) -> str:
-        return f"attention in TF32 of {self.shape}"
+        return f"TF32 in {super().__str__()}"
 
     def module(self) -> tvm.IRModule:
         tasks = VariantModel.of(read_onnx(self.model(), {}), GPU.target, tf32=True).tasks()
         (task,) = (task for task in tasks if task.variant == TF32)
         return from_json(task.module_json)
 
-    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        query, key, *mask, value = inputs
-        query, key, value = (in_tf32(one).astype(np.float64) for one in (query, key, value))
-        scores = query @ key * 0.25 + (mask[0] if mask else 0.0)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights = in_tf32((weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32))
-        return np.asarray((weights.astype(np.float64) @ value).transpose(0, 2, 1, 3))
-
     def difference(self, actual: NDArray[Any], expected: NDArray[Any]) -> str:
         rounding = Rounding.of(self.module()["main"])
         return Expected.of(expected.astype(np.float32), None, rounding).difference(actual)
+
+
+def _attended_in_tf32(
+    query: NDArray[Any], key: NDArray[Any], mask: NDArray[Any] | float, value: NDArray[Any]
+) -> NDArray[Any]:
+    """Return weighted values, whose heads aren't joined, as tensor cores round the factors."""
+    query, key, value = (in_tf32(one).astype(np.float64) for one in (query, key, value))
+    scores = query @ key * 0.25 + mask
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = in_tf32((weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32))
+    return np.asarray(weights.astype(np.float64) @ value)
+
+
+class AttentionInTf32(InTf32):
+    """A joined attention in TF32."""
+
+    def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        query, key, *mask, value = inputs
+        return _attended_in_tf32(query, key, mask[0] if mask else 0.0, value).transpose(0, 2, 1, 3)
 
 
 class GroupedAttention(AttentionOfHalves):
@@ -236,25 +247,10 @@ class GroupedAttention(AttentionOfHalves):
         return np.asarray((weights @ value[:, :, None]).transpose(0, 3, 1, 2, 4))
 
 
-class GroupedAttentionInTf32(GroupedAttention):
-    """A grouped attention of float32 with products in TF32."""
-
-    def __str__(self) -> str:
-        return f"grouped attention in TF32 of {self.shape}"
-
-    def module(self) -> tvm.IRModule:
-        tasks = VariantModel.of(read_onnx(self.model(), {}), GPU.target, tf32=True).tasks()
-        (task,) = (task for task in tasks if task.variant == TF32)
-        return from_json(task.module_json)
+class GroupedAttentionInTf32(InTf32, GroupedAttention):
+    """A grouped attention in TF32."""
 
     def reference(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         key, query, *mask, value = inputs
-        key, query, value = (in_tf32(one).astype(np.float64) for one in (key, query, value))
-        scores = query @ key[:, :, None] * 0.25 + (mask[0] if mask else 0.0)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights = in_tf32((weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32))
-        return np.asarray((weights.astype(np.float64) @ value[:, :, None]).transpose(0, 3, 1, 2, 4))
-
-    def difference(self, actual: NDArray[Any], expected: NDArray[Any]) -> str:
-        rounding = Rounding.of(self.module()["main"])
-        return Expected.of(expected.astype(np.float32), None, rounding).difference(actual)
+        attended = _attended_in_tf32(query, key[:, :, None], mask[0] if mask else 0.0, value[:, :, None])
+        return attended.transpose(0, 3, 1, 2, 4)

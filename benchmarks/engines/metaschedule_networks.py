@@ -49,7 +49,7 @@ class TrialRate:
 
 
 def prepare_intrinsics() -> None:
-    """Let this process import TVM's tensor intrinsics in 7 s of CPU, which take 60 otherwise.
+    """Let this process import TVM's tensor intrinsics in 7 s of CPU instead of 60.
 
     MetaSchedule imports them wherever it tunes, and in each process that builds.
     """

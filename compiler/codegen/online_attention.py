@@ -398,8 +398,8 @@ class _Kernel:
         ]
         kept = [self._scores, self._sums, self._maxima, self._totals]
         used = [*self._shared, *kept]
-        # TVM's software pipeline counts the statements of a block. It doesn't count those of an inner block.
-        # TVM may remove statements before that: the scores' store, if they are neither scaled nor masked.
+        # TVM's software pipeline counts the statements of a block, but none of an inner block. Their number
+        # may change: TVM removes the stores of scores that are neither scaled nor masked.
         return _block("attend", _block("attend_keys", SeqStmt(statements), used, kept), used, kept)
 
     def _scored(self, first: Expr) -> list[BufferStore]:

@@ -62,7 +62,7 @@ def applies(call: Call) -> bool:
             return False
         if any(own not in (1, extent) for own, extent in zip(right[:-2], left[:-2], strict=False)):
             return False
-        # Of all matrices that are multiplied by the same one.
+        # The rows of all matrices that are multiplied by the same one count.
         shared = [extent for extent, own in zip_longest(left[:-2], right[:-2], fillvalue=1) if own == 1]
         parts = {"i": math.prod(shared) * left[-2], "j": right[-1], "k": left[-1]}
     else:

@@ -226,9 +226,9 @@ class Decoder:
         self._capacity = self._written = cache.capacity
 
     def _clear_after(self, end: int) -> None:
-        """Make the rows from `end` on zero, which no token holds. A step reads them: a probability of zero
-        times what another text left there may be NaN. The rows before them hold tokens, or the step that
-        comes next writes them.
+        """Set the rows from `end` on to zero. They hold no token, but a step reads them: a probability of
+        zero times what another text left there may be NaN. The rows before them hold tokens, or the next step
+        writes them.
         """
         for name, array in self._arrays.items():
             array[self._rows_of(name, end, self._written)] = 0

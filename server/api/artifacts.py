@@ -117,7 +117,7 @@ async def _after(beginning: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterato
 def _of_shapes(context: ServerContext, found: Sequence[Job], asked: Shapes | None) -> Job:
     """Return the first of the jobs, newest first, whose artifact has the shapes that are asked for.
 
-    Shapes of all dynamic inputs are needed; those of other inputs may be given. Raises Problem.
+    `asked` must have the shape of each dynamic input, and may have shapes of other inputs. Raises Problem.
     """
     newest: dict[tuple[tuple[str, tuple[int, ...]], ...], Job] = {}
     for job in found:
@@ -143,6 +143,7 @@ def _input_shapes(context: ServerContext, job: Job) -> Shapes:
     """Return the shapes of all inputs of a job's artifact; nothing if its manifest can't be read."""
     assert job.artifact_sha is not None, "the job has published"
     try:
+        # The runtime's parser would load NumPy and a library of TVM's.
         manifest = json.loads(manifest_text(context, job.artifact_sha))
         return {one["name"]: tuple(one["shape"]) for one in manifest["inputs"]}
     except (tarfile.TarError, ValueError, LookupError, TypeError, BlobNotFound):

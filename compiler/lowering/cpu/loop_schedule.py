@@ -393,7 +393,9 @@ class LoopSchedule:
             yield span + max(offsets) - min(offsets)
 
     def _remainders(self, indices: Sequence[Index], inside: Sequence[int], modulus: int) -> int:
-        """Return the modulus of remainders of one axis, all of which are touched."""
+        """Return the elements of a dimension that indices of the form `axis % modulus` touch: as many as the
+        modulus.
+        """
         axes = {term.axis for index in indices for term in index.terms}
         if not modulus or len(axes) != 1 or inside[axes.pop()] % modulus:
             self._unknown("an index isn't affine")

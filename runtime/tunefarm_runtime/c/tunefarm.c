@@ -450,8 +450,8 @@ tunefarm_status tunefarm_reset(tunefarm_model* model, size_t length) {
   return ok();
 }
 
-/* Make the rows from `end` on zero, which no token holds. A step reads them: a probability of zero times what another
- * text left there may be NaN. */
+/* Set the rows from `end` on to zero. They hold no token, but a step reads them: a probability of zero times what
+ * another text left there may be NaN. */
 static void clear_after(tunefarm_model* model, size_t end) {
   for (size_t i = 1; end < model->written && i < model->state.count; ++i) {
     const tunefarm_tensor* tensor = &model->state.tensors[i];
