@@ -143,6 +143,8 @@ _optional_map = _either(lambda value, scope: None, _index_map(2), lambda value: 
 
 # Marks the result of an attention with the sizes of its kernel (compiler.codegen.online_attention).
 ONLINE_ATTENTION = "online_attention"
+# Marks the copy of a tile with the shape of the matrix that it is a part of (compiler.codegen.tensor_maps).
+TENSOR_MAP = "tensor_map"
 ANNOTATIONS: Mapping[str, _Read] = {
     **dict.fromkeys(
         (
@@ -167,7 +169,7 @@ ANNOTATIONS: Mapping[str, _Read] = {
     **dict.fromkeys(
         (
             *("software_pipeline_stage", "software_pipeline_order", "software_pipeline_async_stages"),
-            *("buffer_dim_align", ONLINE_ATTENTION),
+            *("buffer_dim_align", ONLINE_ATTENTION, TENSOR_MAP),
         ),
         _list_of(_number),
     ),

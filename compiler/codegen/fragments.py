@@ -17,6 +17,7 @@ from tvm.ir import Call, Var
 from tvm.tirx import AllocBuffer, DeclBuffer, PrimFunc, buffer_data, decl_buffer
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.tensor_maps import define_fetches
 from compiler.codegen.warpgroups import define_warpgroups
 from compiler.tir_nodes import find_all, op_name
 
@@ -93,4 +94,6 @@ def use_mma_sync(source: str) -> str:
     if _WMMA not in source and not attention:
         return source
     functions, kernels = define_warpgroups(_WMMA_HEADER.sub("", source).replace(_WMMA, _OURS))
-    return kernels.replace(KERNELS_START, _FUNCTIONS + functions + attention + KERNELS_START, 1)
+    fetches, kernels = define_fetches(kernels)
+    added = _FUNCTIONS + functions + fetches + attention
+    return kernels.replace(KERNELS_START, added + KERNELS_START, 1)

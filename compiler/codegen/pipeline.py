@@ -21,6 +21,7 @@ from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
+from compiler.codegen.tensor_maps import pass_maps
 from compiler.codegen.tile_instructions import use_tiles
 from compiler.codegen.warpgroups import wait_for_all_operands
 
@@ -44,7 +45,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_device()
         return lambda module: finish(declare_as_halves(point_by_types(wait_for_all_operands(module))))
 
-    return lower, finish_on_stack, finish_fragments
+    return lambda module: pass_maps(lower(module)), finish_on_stack, finish_fragments
 
 
 def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:

@@ -38,6 +38,22 @@ __device__ inline void multiply_tiles(fragment<accumulator, 64, N, 16, float>* s
   asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
 }
 
+// The same for tiles of columns of 128 bytes, each row swizzled (tensor_maps.cuh). Eight rows of a column repeat.
+template <class T, int Depth, bool ByRows, int N>
+__device__ inline void multiply_swizzled(fragment<accumulator, 64, N, 16, float>* sums, const T* a, int, const T* b,
+                                         int b_column) {
+  constexpr unsigned eight_rows = 1024;
+  constexpr unsigned long long swizzled = 1ull << 62;
+  unsigned long long first = describe(a, 0, eight_rows) | swizzled;
+  unsigned long long second = describe(b, ByRows ? b_column * sizeof(T) : 0, eight_rows) | swizzled;
+  unsigned long long second_step = (ByRows ? 2 * eight_rows : 32) >> 4;
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  for (int k = 0; k < Depth / 16; ++k)
+    multiply_columns<ByRows>(sums->x, first + k * (32 >> 4), second + k * second_step, T());
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
 // Makes what a block's threads wrote to shared memory visible to `wgmma`, and waits for them.
 __device__ inline void synchronize() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

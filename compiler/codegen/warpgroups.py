@@ -14,7 +14,8 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all
 
 _FUNCTIONS = Path(__file__).with_name("warpgroups.cuh").read_text()
-_PRODUCT = "tensor_cores::multiply_tiles<"
+# The calls that multiply, by the layout of their operands.
+_PRODUCTS = ("tensor_cores::multiply_tiles<", "tensor_cores::multiply_swizzled<")
 _SUMS = re.compile(r"tensor_cores::fragment<tensor_cores::accumulator, 64, (\d+), 16, float>")
 _TYPES = {"half": "f16", "__nv_bfloat16": "bf16"}
 _WAITS = "__syncthreads();"
@@ -39,7 +40,7 @@ def wait_for_all_operands(module: tvm.IRModule) -> tvm.IRModule:
         return function.with_body(tvm_ffi.structural_map(function.body, (For, corrected)))
 
     def is_product(name: StringImm) -> bool:
-        return str(name.value).startswith(_PRODUCT)
+        return str(name.value).startswith(_PRODUCTS)
 
     def corrected(loop: For) -> For:
         names = [name for name in find_all(loop.body, StringImm) if is_product(name)]
@@ -56,7 +57,7 @@ def wait_for_all_operands(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def has_warpgroups(source: str) -> bool:
-    return _PRODUCT in source
+    return any(product in source for product in _PRODUCTS)
 
 
 def architecture(source: str, arch: str) -> str:

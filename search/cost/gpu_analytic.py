@@ -233,7 +233,7 @@ def tensor_seconds(tile: TensorTile, parameters: CostParameters) -> Floats:
     issue = np.minimum(resident * tile.warps / parameters.factors.tensor_warps, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
-    wait = 1 / tile.stages + _tensor_fetch_latencies(tile, parameters.factors)
+    wait = 1 / tile.stages + tile.is_fetched_by_threads * _tensor_fetch_latencies(tile, parameters.factors)
     wait = blocks * fetches * wait * speeds.load_cycles / resident
     every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
     every = every / speeds.hertz / parameters.cores

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.device import Gpu
 from search.dag import Node, extent_of
@@ -71,6 +72,11 @@ class TensorTile:
     def stages(self) -> Ints:
         """The number of an operand's tiles in a block's shared memory."""
         return self.chosen("stages")
+
+    @property
+    def is_fetched_by_threads(self) -> NDArray[np.bool_]:
+        """Whether threads load the operands' tiles."""
+        return np.ones(len(self.population), dtype=np.bool_)
 
     @property
     def operand_bytes(self) -> tuple[Ints, Ints]:

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.device import Gpu
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
-from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, UNIT
+from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, MAP_UNIT, UNIT
 
 # The registers of a thread beside its sums.
 OTHER_REGISTERS = 40
+# The shared memory of barriers, and of the padding that makes swizzled tiles start at such addresses.
+MAP_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,29 @@ class WarpgroupTile(TensorTile):
         return np.asarray(GROUP_THREADS // 32 * self.chosen("warpgroups"))
 
     @property
+    def has_maps(self) -> NDArray[np.bool_]:
+        """Whether one thread fetches whole tiles by tensor maps."""
+        return self.chosen("tensor maps") == 1
+
+    @property
+    def is_fetched_by_threads(self) -> NDArray[np.bool_]:
+        return ~self.has_maps
+
+    @property
     def operand_bytes(self) -> tuple[Ints, Ints]:
-        """The shared memory of both operands' tiles: columns of 16 bytes, each with a padding row."""
+        """The shared memory of both operands' tiles: columns of 16 bytes, each with a padding row; of 128
+        bytes without padding if they are fetched by tensor maps."""
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
         rows, row = (k, j) if self.product.second_by_rows else (j, k)
         item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
-        return k // UNIT * (i + 1) * UNIT * item, row // UNIT * (rows + 1) * UNIT * item
+        unit, padding = np.where(self.has_maps, MAP_UNIT, UNIT), np.where(self.has_maps, 0, 1)
+        return k // unit * (i + padding) * unit * item, row // unit * (rows + padding) * unit * item
 
     @property
     def shared_bytes(self) -> Ints:
         """The shared memory of a block. The results lie where the operands were."""
-        return np.maximum(np.sum(self.operand_bytes, axis=0) * self.stages, self.result_bytes)
+        tiles = np.maximum(np.sum(self.operand_bytes, axis=0) * self.stages, self.result_bytes)
+        return tiles + np.where(self.has_maps, MAP_BYTES, 0)
 
     @property
     def registers(self) -> Ints:

@@ -4,14 +4,19 @@
 
 from __future__ import annotations
 
+import math
+
 from core.device import WARPGROUPS_ON, Device
-from search.dag import Dag, Node, extent_of
+from search.dag import BufferAccess, Dag, Node, extent_of
 from search.sketches.tensor_core import MatrixProduct, axes_of, match_product
 
 # The threads of a warpgroup, the rows of its tile, and the reduction of one instruction.
 GROUP_THREADS, GROUP_ROWS, STEP = 128, 64, 16
 # Tiles in shared memory consist of columns of this many elements, 16 bytes.
 UNIT = 8
+# Tiles that are fetched by tensor maps consist of columns of this many elements, 128 bytes. The rows of their
+# matrices lie a multiple of 16 bytes apart.
+MAP_UNIT, MAP_STEP = 64, 8
 OPERANDS = ("float16", "bfloat16")
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 64, "j": 64, "k": 64}
@@ -30,3 +35,34 @@ def match_warpgroups(dag: Dag, node: Node, device: Device) -> MatrixProduct | No
     too_small = any(extents[part] < least for part, least in MIN_EXTENTS.items())
     results = extents["s"] * extents["i"] * extents["j"]
     return None if too_small or results < MIN_RESULTS * device.cores else found
+
+
+def operand_matrices(dag: Dag, node: Node, product: MatrixProduct) -> list[tuple[int, int, int]] | None:
+    """Return the shapes [images, rows, columns] of both operands as they lie in memory, for tensor maps. None
+    if an operand is computed while it is fetched, or lies otherwise.
+    """
+    orders = "sik", "skj" if product.second_by_rows else "sjk"
+    reads = node.reads[product.first], node.reads[product.second]
+    shapes = []
+    for read, order in zip(reads, orders, strict=True):
+        extents = [extent_of(node, axes_of(product.parts, part)) for part in order]
+        if not _lies_as(dag, node, read, [axis for part in order for axis in axes_of(product.parts, part)]):
+            return None
+        if extents[-1] % MAP_STEP:
+            return None
+        shapes.append((extents[0], extents[1], extents[2]))
+    return shapes
+
+
+def _lies_as(dag: Dag, node: Node, read: BufferAccess, axes: list[int]) -> bool:
+    """Return whether a read buffer isn't computed here, and has exactly these axes of the node, in order."""
+    size = math.prod(node.axes[axis].extent for axis in axes)
+    if read.buffer in dag.producer or math.prod(dag.buffer[read.buffer].shape) != size:
+        return False
+    own = []
+    for index in read.indices:
+        terms = [term for term in index.terms if node.axes[term.axis].extent > 1]
+        if not index.affine or index.offset or len(terms) > 1 or any(term[1:] != (1, 1) for term in terms):
+            return False
+        own += [term.axis for term in terms]
+    return own == [axis for axis in axes if node.axes[axis].extent > 1]

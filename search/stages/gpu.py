@@ -24,8 +24,9 @@ from search.sketches.factors import Tail
 from search.sketches.row_registers import row_registers
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage, StageKind
-from search.sketches.tensor_core import SIDE
+from search.sketches.tensor_core import SIDE, match_product
 from search.sketches.variables import Choice, Split, Variable, fetch_kind
+from search.sketches.warpgroups import MAP_UNIT, operand_matrices
 
 UNROLL_STEPS = (0, 16, 64, 512, 1024)
 LANES = (1, 2, 4, 8, 16)
@@ -155,6 +156,12 @@ class WarpgroupTiled(Stage):
         yield Choice("columns", self.node, WARPGROUP_COLUMNS)
         yield Choice("depth", self.node, WARPGROUP_DEPTHS)
         yield Choice("stages", self.node, WARPGROUP_STAGES)
+        node = sketch.dag.node[self.node]
+        assert sketch.gpu is not None
+        product = match_product(sketch.dag, node, sketch.gpu)
+        assert product is not None
+        has_matrices = operand_matrices(sketch.dag, node, product) is not None
+        yield Choice("tensor maps", self.node, (0, 1) if has_matrices else (0,))
         yield from _fetch_lanes(sketch, self)
 
 
@@ -167,6 +174,7 @@ def _(stage: WarpgroupTiled, population: Population) -> NDArray[np.bool_]:
         # At most half of a tile is padding.
         keep &= tile.tile(part) <= 2 * tile.extent(part)
     keep &= tile.registers <= gpu.registers
+    keep &= ~tile.has_maps | (tile.tile("k") == MAP_UNIT)
     # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
     keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
     return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))

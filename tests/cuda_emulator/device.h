@@ -18,7 +18,10 @@
 #include <string>
 #include <type_traits>
 #include <ucontext.h>
+#include <map>
 #include <vector>
+
+#include "tensor_map.h"
 
 #undef __global__
 #undef __shared__
@@ -27,6 +30,7 @@
 #undef __forceinline__
 #define __global__
 #define __device__
+#define __grid_constant__
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __forceinline__ inline
@@ -50,7 +54,11 @@ enum Status {
   kUnknownInstruction,
   kUnfenced,
   kOutsideOfSharedMemory,
-  kChangedInFlight
+  kChangedInFlight,
+  kFetchInFlight,
+  kNeverArrives,
+  kMisalignedTile,
+  kUnknownMap
 };
 
 struct Copy {
@@ -67,6 +75,23 @@ struct Product {
   std::vector<uint16_t> operands;
   uint64_t first, second;
   bool second_by_rows, is_half;
+};
+
+// A barrier in shared memory: a phase ends when `pending` threads have arrived, and so have all expected bytes.
+struct Barrier {
+  int threads = 0, pending = 0;
+  int64_t bytes = 0;
+  unsigned phase = 0;
+};
+
+// A box of a matrix that is being fetched to shared memory. `at` is its first element, innermost dimension first.
+struct Fetch {
+  uint32_t barrier;
+  size_t target;
+  EncodedMap map;
+  int64_t at[3];
+  size_t rows() const { return map.box[1] * map.box[2]; }
+  size_t bytes() const { return rows() * map.box[0] * map.item_bytes; }
 };
 
 struct Fiber {
@@ -90,6 +115,10 @@ static Status fault;
 static void (*body)();
 static dim3 thread_index, block_index, block_size;
 alignas(1024) static char shared_memory[kSharedBytes];  // addresses of shared memory count from here
+
+static std::map<uint32_t, Barrier> barriers;  // by their addresses
+static std::vector<Fetch> fetches;  // those that were begun and that nobody has waited for
+static int futile_waits;
 
 static void leave(State state) {
   fibers[running].state = state;
@@ -134,6 +163,60 @@ static void await_copies(size_t but) {
     }
 }
 
+static void end_phase(Barrier& barrier) {
+  if (barrier.pending || barrier.bytes) return;
+  ++barrier.phase;
+  barrier.pending = barrier.threads;
+}
+
+// Places a byte of a tile whose rows of 128 bytes are swizzled.
+static size_t swizzled(size_t place) { return place ^ (place >> 7 & 7) << 4; }
+
+// Fetches take place as late as they may, as copies do. Until then their target holds nothing useful.
+static void fetch_later(const Fetch& fetch) {
+  if (fetch.map.mark != kTensorMap || fetch.map.box[0] * fetch.map.item_bytes != 128) return fail(kUnknownMap);
+  if (fetch.target % 1024) return fail(kMisalignedTile);
+  if (fetch.target + fetch.bytes() > kSharedBytes) return fail(kOutsideOfSharedMemory);
+  std::memset(shared_memory + fetch.target, 0xff, fetch.bytes());
+  fetches.push_back(fetch);
+}
+
+static void arrive(const Fetch& fetch) {
+  size_t place = fetch.target, item = fetch.map.item_bytes;
+  for (size_t row = 0; row < fetch.rows(); ++row)
+    for (size_t column = 0; column < fetch.map.box[0]; ++column, place += item) {
+      uint64_t at[3] = {fetch.at[0] + column, fetch.at[1] + row % fetch.map.box[1], fetch.at[2] + row / fetch.map.box[1]};
+      char* target = shared_memory + swizzled(place);
+      bool inside = at[0] < fetch.map.extents[0] && at[1] < fetch.map.extents[1] && at[2] < fetch.map.extents[2];
+      uint64_t source = at[0] * item + at[1] * fetch.map.strides[0] + at[2] * fetch.map.strides[1];
+      if (inside)
+        std::memcpy(target, reinterpret_cast<const char*>(fetch.map.address) + source, item);
+      else
+        std::memset(target, 0, item);
+    }
+}
+
+// Returns whether a phase of this parity has ended.
+static bool has_ended(uint32_t address, unsigned parity) {
+  Barrier& barrier = barriers[address];
+  if (barrier.phase % 2 != parity) return true;
+  std::vector<Fetch> others;
+  for (const Fetch& fetch : fetches) {
+    if (fetch.barrier != address) {
+      others.push_back(fetch);
+      continue;
+    }
+    arrive(fetch);
+    barrier.bytes -= fetch.bytes();
+  }
+  fetches = others;
+  end_phase(barrier);
+  if (barrier.phase % 2 != parity) return true;
+  if (++futile_waits > 100000) fail(kNeverArrives);
+  leave(kReady);
+  return false;
+}
+
 static void prepare(Fiber& fiber, int number) {
   if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
   fiber.state = kReady;
@@ -164,6 +247,9 @@ static void run_ready(const std::vector<int>& order) {
 static Status run_block(const std::vector<int>& order) {
   int count = order.size();
   for (int number = 0; number < count; ++number) prepare(fibers[number], number);
+  barriers.clear();
+  fetches.clear();
+  futile_waits = 0;
   for (;;) {
     run_ready(order);
     int waiting = 0, done = 0;
@@ -172,7 +258,7 @@ static Status run_block(const std::vector<int>& order) {
       done += fibers[number].state == kDone;
     }
     if (fault != kOk) return fault;
-    if (done == count) return kOk;
+    if (done == count) return fetches.empty() ? kOk : kFetchInFlight;
     if (waiting == count) {
       for (int number = 0; number < count; ++number) fibers[number].state = kReady;
     } else if (waiting + done == count) {
@@ -319,29 +405,40 @@ static inline float truncating_sum(const double* terms, int count) {
   return std::fabs(rounded) > std::fabs(sum) ? std::nextafterf(rounded, 0) : rounded;
 }
 
-// The part of shared memory that a descriptor of `wgmma` describes, without swizzling. Matrices of 8 rows of 16
-// bytes are `along` bytes apart along the reduction, and `across` bytes across it.
+// The part of shared memory that a descriptor of `wgmma` describes. Without swizzling, matrices of 8 rows of 16
+// bytes are `leading` bytes apart along the reduction, and `stride` bytes across it. With swizzling, 8 rows of 128
+// bytes are `stride` bytes apart; those of a transposed tile are also `leading` bytes apart across the reduction.
 class Tile {
  public:
   explicit Tile(uint64_t descriptor)
       : start_((descriptor & 0x3fff) << 4),
-        along_((descriptor >> 16 & 0x3fff) << 4),
-        across_((descriptor >> 32 & 0x3fff) << 4) {
-    if (descriptor >> 46) fail(kUnknownInstruction);  // swizzled, or with an offset
+        leading_((descriptor >> 16 & 0x3fff) << 4),
+        stride_((descriptor >> 32 & 0x3fff) << 4),
+        is_swizzled_(descriptor >> 62 == 1) {
+    if (descriptor << 2 >> 48 || descriptor >> 62 > 1) fail(kUnknownInstruction);  // otherwise, or with an offset
   }
 
   // The 16 bits at `k` of the reduction. A transposed tile has rows along the other side.
   uint16_t at(int row, int k, bool is_transposed) const {
-    int within = is_transposed ? k % 8 * 16 + row % 8 * 2 : row % 8 * 16 + k % 8 * 2;
-    size_t place = start_ + k / 8 * along_ + row / 8 * across_ + within;
+    size_t place = is_swizzled_ ? swizzled(start_ + (is_transposed ? by_rows(k, row) : by_rows(row, k)))
+                                : start_ + k / 8 * leading_ + row / 8 * stride_ +
+                                      (is_transposed ? k % 8 * 16 + row % 8 * 2 : row % 8 * 16 + k % 8 * 2);
     if (place + 2 > kSharedBytes) fail(kOutsideOfSharedMemory);
+    for (const Fetch& fetch : fetches)
+      if (place >= fetch.target && place < fetch.target + fetch.bytes()) fail(kFetchInFlight);
     uint16_t bits;
     std::memcpy(&bits, shared_memory + place, 2);
     return bits;
   }
 
  private:
-  size_t start_, along_, across_;
+  // Rows of 128 bytes have 64 elements.
+  size_t by_rows(int row, int element) const {
+    return row / 8 * stride_ + row % 8 * 128 + element / 64 * leading_ + element % 64 * 2;
+  }
+
+  size_t start_, leading_, stride_;
+  bool is_swizzled_;
 };
 
 static std::vector<float> halves_as_floats() {
@@ -404,7 +501,7 @@ static void await_products(size_t but) {
 class Instruction {
  public:
   explicit Instruction(const std::string& text)
-      : name_(text.substr(0, text.find_first_of(" ;"))), arguments_(text.substr(name_.size())) {
+      : name_(named(text)), arguments_(text.substr(name_.size())) {
     for (size_t at = name_.size(); at < text.size(); ++at) {
       if (text[at] == '{') groups_.emplace_back();
       if (text[at] == '%' && !groups_.empty()) groups_.back().push_back(std::atoi(&text[at + 1]));
@@ -432,6 +529,10 @@ class Instruction {
       await_products(std::atoi(arguments_.c_str()));
     else if (name_ == "fence.proxy.async.shared::cta")
       fibers[running].unfenced = false;
+    else if (name_.compare(0, 9, "mbarrier.") == 0)
+      use_barrier(operands);
+    else if (name_.compare(0, 24, "cp.async.bulk.tensor.3d.") == 0)
+      fetch_tile(operands);
     else if (name_.empty() || name_ == "wgmma.fence.sync.aligned")
       return;  // for the compiler
     else
@@ -440,6 +541,39 @@ class Instruction {
 
  private:
   enum Type { kHalf, kBfloat, kTf32, kByte };
+
+  // The first instruction of a text, behind declarations.
+  static std::string named(const std::string& text) {
+    size_t start = text.compare(0, 2, "{ ") ? 0 : text.find("; ") + 2;
+    return text.substr(start, text.find_first_of(" ;", start) - start);
+  }
+
+  void use_barrier(const std::vector<Operand>& operands) const {
+    uint32_t address = operands[operands[0].place ? 1 : 0].value;
+    Barrier& barrier = barriers[address];
+    if (name_ == "mbarrier.init.shared::cta.b64") {
+      barrier.threads = barrier.pending = 1;
+      fibers[running].unfenced = true;
+    } else if (name_ == "mbarrier.expect_tx.relaxed.cta.shared::cta.b64") {
+      barrier.bytes += operands[1].value;
+    } else if (name_ == "mbarrier.arrive.shared::cta.b64") {
+      --barrier.pending;
+      end_phase(barrier);
+    } else if (name_ == "mbarrier.try_wait.parity.shared::cta.b64") {
+      set(operands[0], has_ended(address, operands[2].value));
+    } else {
+      fail(kUnknownInstruction);
+    }
+  }
+
+  void fetch_tile(const std::vector<Operand>& operands) const {
+    for (const Fiber& fiber : fibers)
+      if (fiber.unfenced) fail(kUnfenced);
+    Fetch fetch{uint32_t(operands[5].value), uint32_t(operands[0].value), {}, {}};
+    std::memcpy(&fetch.map, reinterpret_cast<const void*>(operands[1].value), sizeof fetch.map);
+    for (int i = 0; i < 3; ++i) fetch.at[i] = int32_t(operands[2 + i].value);
+    fetch_later(fetch);
+  }
 
   static void set(const Operand& operand, uint32_t value) { std::memcpy(operand.place, &value, 4); }
 

@@ -68,7 +68,7 @@ def build(folder: Path) -> StandIn:
         if source == "cudart.cc":
             command += [f"-Wl,--version-script={versions}", f"-L{libraries}", "-l:libcuda.so.1"]
         subprocess.run(command, check=True)
-    for name in ("nvcc.py", "translate.py", "device.h"):
+    for name in ("nvcc.py", "translate.py", "device.h", "tensor_map.h"):
         shutil.copy(HERE / name, programs)
     precompile(programs, headers)
     call = [sys.executable, str(programs / "nvcc.py"), str(nvcc), str(headers)]

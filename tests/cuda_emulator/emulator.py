@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from compiler.codegen.online_attention import write_attention
-from compiler.tir_nodes import find_all
+from compiler.codegen.tensor_maps import fetch_by_maps, pass_maps
+from compiler.tir_nodes import find_all, op_name
 from system.nvcc import find_nvcc
 from tests.cuda_emulator.toolchain import merged
 from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
 
 HOST_CONVENTION = 1
+_TENSOR_MAP = 0x70616D726F736E65
 STATUSES = {
     1: "too many threads",
     2: "some threads of a block wait at a barrier that others don't reach",
@@ -29,6 +32,10 @@ STATUSES = {
     5: "tensor cores read what no thread made visible to them by a fence",
     6: "a matrix lies outside of shared memory",
     7: "an operand changed while tensor cores read it",
+    8: "a tile was read, or its block ended, before it had arrived",
+    9: "threads wait for bytes that nobody fetches",
+    10: "a swizzled tile isn't aligned to 1024 bytes",
+    11: "a tensor map wasn't encoded",
 }
 
 
@@ -37,11 +44,27 @@ class EmulationError(Exception):
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """The tensor map of a buffer: a matrix [images, height, width] in boxes. `sizes` are arguments of CUDA's
+    driver, innermost first: 3 extents, 2 strides in bytes, 3 extents of a box.
+    """
+
+    buffer: str | int
+    sizes: tuple[int, ...]
+
+    def encoded(self, address: int) -> bytes:
+        """Encode it as tensor_map.h says."""
+        return struct.pack("<11Q", _TENSOR_MAP, address, *self.sizes, 2).ljust(128, b"\0")
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One kernel call. `buffers` are its arguments: names of workspaces or positions of parameters."""
+    """One kernel call. `buffers` are its arguments: names of workspaces, positions of parameters, or tensor
+    maps.
+    """
 
     kernel: str
-    buffers: tuple[str | int, ...]
+    buffers: tuple[str | int | TensorMap, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
 
@@ -57,9 +80,9 @@ class HostCode:
 def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
     """Raises EmulationError if nothing is launched."""
     passes, *_ = default_s_tir_pipeline()
-    lowered = passes(tirx.transform.BindTarget(target)(write_attention(module)))
+    lowered = pass_maps(passes(tirx.transform.BindTarget(target)(fetch_by_maps(write_attention(module)))))
     host = next(f for f in lowered.functions.values() if int(f.attrs["calling_conv"]) == HOST_CONVENTION)
-    names: dict[Any, str | int] = {}
+    names: dict[Any, str | int | TensorMap] = {}
     parameters = 0
     workspaces: dict[str, tuple[int, str]] = {}
     for found in find_all(host.body, tirx.AllocBuffer, tirx.DeclBuffer):
@@ -74,7 +97,13 @@ def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
             # The parameters are declared first, in their order.
             names[buffer] = parameters
             parameters += 1
-    calls = [call for call in find_all(host.body, tvm.ir.Call) if "call_ffi_kernel" in str(call.op)]
+    every = find_all(host.body, tvm.ir.Call)
+    for call in every:
+        if op_name(call) == "tensormap_encode_tiled":
+            buffer = names[_viewed(call.args[1])]
+            assert not isinstance(buffer, TensorMap)
+            names[call.args[0]] = TensorMap(buffer, tuple(int(size) for size in call.args[2:10]))
+    calls = [call for call in every if op_name(call) == "call_ffi_kernel"]
     if not calls:
         raise EmulationError("the host code launches no kernel")
     return HostCode(tuple(_launch(call, names) for call in calls), workspaces)
@@ -85,7 +114,7 @@ def _viewed(data: Any) -> Any:
     return data.args[0] if isinstance(data, tvm.ir.Call) and len(data.args) else data
 
 
-def _launch(call: Any, names: Mapping[Any, str | int]) -> Launch:
+def _launch(call: Any, names: Mapping[Any, str | int | TensorMap]) -> Launch:
     parameters = [str(name) for name in call.attrs.launch_params]
     kernel, *arguments = call.args
     buffers, extents = arguments[: -len(parameters)], arguments[-len(parameters) :]
@@ -116,13 +145,20 @@ class Emulated:
         }
         everything: dict[int | str, NDArray[Any]] = {**dict(enumerate(arguments)), **space}
         for launch in self.host.launches:
-            values = [ctypes.c_void_p(everything[name].ctypes.data) for name in launch.buffers]
+            values = [_argument(one, everything) for one in launch.buffers]
             pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
             grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (launch.grid, launch.block))
             emulate = getattr(self.library, f"emulate_program_{self.number}_{launch.kernel}")
             status = emulate(pointers, grid, block, seed)
             if status:
                 raise EmulationError(f"{launch.kernel}: {STATUSES[status]}")
+
+
+def _argument(one: str | int | TensorMap, space: Mapping[int | str, NDArray[Any]]) -> Any:
+    """Return the value of a kernel's argument."""
+    if isinstance(one, TensorMap):
+        return ctypes.create_string_buffer(one.encoded(space[one.buffer].ctypes.data), 128)
+    return ctypes.c_void_p(space[one].ctypes.data)
 
 
 def compile_batch(programs: Sequence[tuple[str, HostCode]], folder: Path) -> list[Emulated]:

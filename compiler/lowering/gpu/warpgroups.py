@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from compiler.lowering.gpu.fragments import SHARED
@@ -9,9 +10,10 @@ from compiler.lowering.gpu.pipeline import pipeline
 from compiler.lowering.gpu.tensor_cores import TensorTileLowering
 from compiler.lowering.gpu.wgmma_intrinsics import WarpgroupProduct
 from compiler.lowering.tensor_intrinsics import register
+from core.trace import TENSOR_MAP
 from search.sketches.tensor_core import BANKS, WIDE_SKEW
 from search.sketches.variables import fetch_kind
-from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, UNIT
+from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, MAP_UNIT, UNIT, operand_matrices
 
 # The 16-bit elements in a row of all banks of shared memory.
 ROW = 64
@@ -41,8 +43,11 @@ class WarpgroupTileLowering(TensorTileLowering):
                 for threadIdx.x: C[...] = C_shared[...]
         """
         found, schedule = self._product, self.schedule
+        matrices = operand_matrices(self.program.sketch.dag, self.node, found)
+        has_maps = self.choice("tensor maps") == 1
+        unit = MAP_UNIT if has_maps else UNIT
         product = WarpgroupProduct(
-            self.choice("columns"), self.choice("depth"), found.operand, found.second_by_rows
+            self.choice("columns"), self.choice("depth"), found.operand, found.second_by_rows, unit
         )
         for name in product.names.values():
             register(name)
@@ -50,14 +55,21 @@ class WarpgroupTileLowering(TensorTileLowering):
         warpgroup, k0, tile = self._bind_groups(inner)
         fetches = [schedule.cache_read(inner, index, SHARED) for index in (found.first, found.second)]
         for fetch in fetches:
-            schedule.transform_layout(fetch, ("write", 0), _in_columns)
-            schedule.transform_block_layout(fetch, _in_columns)
+            schedule.transform_layout(fetch, ("write", 0), _in_columns(unit))
+            schedule.transform_block_layout(fetch, _in_columns(unit))
         outer = schedule.blockize(tile)
         operands = [self.node.reads[index].buffer for index in (found.first, found.second)]
         for operand, fetch in zip(operands, fetches, strict=True):
-            self._fetch_columns(fetch, k0, operand)
+            schedule.compute_at(fetch, k0, preserve_unit_loops=True)
+            if not has_maps:
+                self._fetch_columns(fetch, operand)
         for fetch in fetches:
             self.inline_producers(fetch)
+        if has_maps:
+            assert matrices is not None
+            for fetch, matrix in zip(fetches, matrices, strict=True):
+                tile = schedule.blockize(schedule.get_loops(fetch)[-3])
+                schedule.annotate(tile, TENSOR_MAP, list(matrix))
         copy = schedule.cache_write(outer, 0, SHARED)
         store = schedule.cache_write(outer, 0, "wmma.accumulator")
         for block in (store, copy):
@@ -98,7 +110,7 @@ class WarpgroupTileLowering(TensorTileLowering):
         schedule.bind(i1, "threadIdx.y")
         return i1, k0, ii
 
-    def _fetch_columns(self, fetch: Any, k0: Any, name: str) -> None:
+    def _fetch_columns(self, fetch: Any, name: str) -> None:
         """Fetch a tile of an operand with all threads of the block, into columns that start in different
         banks.
 
@@ -108,7 +120,6 @@ class WarpgroupTileLowering(TensorTileLowering):
                 for n, threadIdx.y, threadIdx.x: for v in T.vectorized(lanes): A_shared[...] = A[...]
         """
         schedule = self.schedule
-        schedule.compute_at(fetch, k0, preserve_unit_loops=True)
         schedule.storage_align(fetch, 0, -3, ROW, UNIT)
         column, row, element = schedule.get_loops(fetch)[-3:]
         schedule.reorder(row, column, element)
@@ -121,5 +132,5 @@ class WarpgroupTileLowering(TensorTileLowering):
         schedule.vectorize(vector)
 
 
-def _in_columns(batch: Any, row: Any, element: Any) -> tuple[Any, Any, Any, Any]:
-    return batch, element // UNIT, row, element % UNIT
+def _in_columns(unit: int) -> Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]:
+    return lambda batch, row, element: (batch, element // unit, row, element % unit)

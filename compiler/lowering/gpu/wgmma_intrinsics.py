@@ -1,7 +1,8 @@
 """Intrinsics for the matrix products of warpgroups: 64 rows, by `wgmma` of compute capability 9.0.
 
-A tile in shared memory consists of columns of eight elements, `tile[column, row, element]`. The sums are a
-fragment of 64 x columns x 16 in the registers of 128 threads (compiler.codegen.warpgroups).
+A tile in shared memory consists of columns of eight elements, `tile[column, row, element]`. Columns of 64
+elements are swizzled: tensor maps fetch them (compiler.codegen.tensor_maps). The sums are a fragment of
+64 x columns x 16 in the registers of 128 threads (compiler.codegen.warpgroups).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
 from compiler.tvmscript import T
-from search.sketches.warpgroups import GROUP_ROWS, STEP, UNIT
+from search.sketches.warpgroups import GROUP_ROWS, MAP_UNIT, STEP, UNIT
 
 SHARED, SUMS = "shared.dyn", "wmma.accumulator"
 # The types of operands in CUDA C.
 CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16"}
-_NAME = re.compile(r"wgmma_(fill|store|sync)_(\d+)(?:x(\d+)_(float16|bfloat16)_(rows|columns))?")
+_NAME = re.compile(r"wgmma_(fill|store|sync)_(\d+)(?:x(\d+)_(float16|bfloat16)_(rows|columns)(_swizzled)?)?")
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class WarpgroupProduct:
     depth: int
     operand: str
     second_by_rows: bool
+    unit: int = UNIT
 
     @property
     def names(self) -> dict[str, str]:
         """The names of its intrinsics by role."""
         order = "rows" if self.second_by_rows else "columns"
+        order += "_swizzled" if self.unit == MAP_UNIT else ""
         return {
             "init": f"wgmma_fill_{self.columns}",
             "compute": f"wgmma_sync_{self.columns}x{self.depth}_{self.operand}_{order}",
@@ -44,13 +47,18 @@ class WarpgroupProduct:
     @property
     def second_shape(self) -> tuple[int, int, int]:
         rows, row = (self.depth, self.columns) if self.second_by_rows else (self.columns, self.depth)
-        return row // UNIT, rows, UNIT
+        return row // self.unit, rows, self.unit
+
+    @property
+    def first_shape(self) -> tuple[int, int, int]:
+        return self.depth // self.unit, GROUP_ROWS, self.unit
 
     @property
     def function(self) -> str:
         """The function in CUDA C that computes it."""
         by_rows = str(self.second_by_rows).lower()
-        return f"tensor_cores::multiply_tiles<{CUDA_TYPES[self.operand]}, {self.depth}, {by_rows}>"
+        name = "multiply_swizzled" if self.unit == MAP_UNIT else "multiply_tiles"
+        return f"tensor_cores::{name}<{CUDA_TYPES[self.operand]}, {self.depth}, {by_rows}>"
 
 
 def is_warpgroups(name: str) -> bool:
@@ -62,47 +70,48 @@ def register(name: str, generators: Any) -> None:
     """Register an intrinsic. `generators` is the TVM module that makes the intrinsics of fragments."""
     found = _NAME.fullmatch(name)
     assert found is not None, "the intrinsic is defined here"
-    role, columns, depth, operand, order = found.groups()
+    role, columns, depth, operand, order, swizzled = found.groups()
     sides = GROUP_ROWS, int(columns), STEP
     if role == "fill":
         intrinsic = generators.get_wmma_fill_intrin(*sides, "float32")
     elif role == "store":
         intrinsic = generators.get_wmma_store_intrin(*sides, "float32", SHARED)
     else:
-        product = WarpgroupProduct(int(columns), int(depth), operand, order == "rows")
+        unit = MAP_UNIT if swizzled else UNIT
+        product = WarpgroupProduct(int(columns), int(depth), operand, order == "rows", unit)
         intrinsic = _description(product), _implementation(product)
     TensorIntrin.register(name, *intrinsic)
 
 
 def _description(product: WarpgroupProduct) -> PrimFunc:
-    columns, depth, operand = product.columns, product.depth, product.operand
-    first, second = (depth // UNIT, GROUP_ROWS, UNIT), product.second_shape
+    columns, depth, operand, unit = product.columns, product.depth, product.operand, product.unit
+    first, second = product.first_shape, product.second_shape
     box = tuple(slice(0, extent) for extent in second)
 
     @T.prim_func(s_tir=True)
     def described(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, first, operand, align=64, offset_factor=UNIT, scope=SHARED)  # noqa: N806
-        B = T.match_buffer(b, second, operand, align=64, offset_factor=UNIT, scope=SHARED)  # noqa: N806
+        A = T.match_buffer(a, first, operand, align=64, offset_factor=unit, scope=SHARED)  # noqa: N806
+        B = T.match_buffer(b, second, operand, align=64, offset_factor=unit, scope=SHARED)  # noqa: N806
         C = T.match_buffer(  # noqa: N806
             c, (GROUP_ROWS, columns), "float32", align=64, offset_factor=columns, scope=SUMS
         )
         with T.sblock("root"):
-            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // UNIT, 0:GROUP_ROWS, 0:UNIT], B[box])
+            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // unit, 0:GROUP_ROWS, 0:unit], B[box])
             T.writes(C[0:GROUP_ROWS, 0:columns])
             for i, j, k in T.grid(GROUP_ROWS, columns, depth):
                 with T.sblock(""):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
                     along, across = T.meta_var((vj, vk) if product.second_by_rows else (vk, vj))
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vk // UNIT, vi, vk % UNIT], "float32") * T.cast(
-                        B[along // UNIT, across, along % UNIT], "float32"
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vk // unit, vi, vk % unit], "float32") * T.cast(
+                        B[along // unit, across, along % unit], "float32"
                     )
 
     return described
 
 
 def _implementation(product: WarpgroupProduct) -> PrimFunc:
-    columns, depth, operand = product.columns, product.depth, product.operand
-    first, second = (depth // UNIT, GROUP_ROWS, UNIT), product.second_shape
+    columns, depth, operand, unit = product.columns, product.depth, product.operand, product.unit
+    first, second = product.first_shape, product.second_shape
     box = tuple(slice(0, extent) for extent in second)
 
     @T.prim_func(s_tir=True)
@@ -114,10 +123,10 @@ def _implementation(product: WarpgroupProduct) -> PrimFunc:
         c_row = T.int32()
         c_column = T.int32()
         A = T.match_buffer(  # noqa: N806
-            a, first, operand, align=64, offset_factor=UNIT, scope=SHARED, strides=[a_column, a_row, 1]
+            a, first, operand, align=64, offset_factor=unit, scope=SHARED, strides=[a_column, a_row, 1]
         )
         B = T.match_buffer(  # noqa: N806
-            b, second, operand, align=64, offset_factor=UNIT, scope=SHARED, strides=[b_column, b_row, 1]
+            b, second, operand, align=64, offset_factor=unit, scope=SHARED, strides=[b_column, b_row, 1]
         )
         C = T.match_buffer(  # noqa: N806
             c,
@@ -129,7 +138,7 @@ def _implementation(product: WarpgroupProduct) -> PrimFunc:
             strides=[c_row, c_column],
         )
         with T.sblock("root"):
-            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // UNIT, 0:GROUP_ROWS, 0:UNIT], B[box])
+            T.reads(C[0:GROUP_ROWS, 0:columns], A[0 : depth // unit, 0:GROUP_ROWS, 0:unit], B[box])
             T.writes(C[0:GROUP_ROWS, 0:columns])
             T.evaluate(
                 T.call_extern(

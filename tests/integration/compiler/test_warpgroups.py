@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,31 +13,25 @@ from tvm import te
 
 import compiler.codegen.pipeline as pipeline
 from compiler.codegen.compilation import compile_scheduled
+from compiler.codegen.fragments import KERNELS_START
 from compiler.codegen.nvcc import compile_cubin
 from compiler.codegen.nvrtc import compile_source
 from compiler.codegen.warpgroups import architecture
 from compiler.lowering.trace import apply_trace, lower
 from compiler.reading.subgraph import read_dag
-from core.device import Device, Gpu
+from core.device import Device
 from search.rules.space import generate
 from search.sketches.stage import StageKind
 from system.nvcc import find_compiler
 from tests.choices import choose
-from tests.cuda_emulator.emulator import EmulationError, compile_batch, host_code
+from tests.cuda_emulator.emulator import EmulationError, TensorMap, compile_batch, host_code
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
-from tests.devices import GPU
-from tests.gpu_programs import FACTS
+from tests.hopper import HOPPER, TARGET
 from tests.suite import Case
 
-HOPPER = replace(
-    GPU,
-    cores=1,
-    target='{"arch":"sm_90","kind":"cuda"}',
-    gpu=Gpu(capability=90, dynamic_shared_bytes=227 << 10, resident_shared_bytes=228 << 10),
-)
-TARGET = tvm.target.Target({**FACTS, "arch": "sm_90", "thread_warp_size": 32}, host={"kind": "llvm"})
-SMALL = {"warpgroups": 1, "columns": 64, "depth": 32, "stages": 3}
-LARGE = {"warpgroups": 2, "columns": 256, "depth": 64, "stages": 4}
+SMALL = {"warpgroups": 1, "columns": 64, "depth": 32, "stages": 3, "tensor maps": 0}
+LARGE = {"warpgroups": 2, "columns": 256, "depth": 64, "stages": 4, "tensor maps": 0}
+BY_MAPS = {"warpgroups": 1, "columns": 64, "depth": 64, "stages": 3, "tensor maps": 1}
 
 
 def compiled(module: tvm.IRModule, tile: dict[str, int], device: Device = HOPPER) -> tuple[str, tvm.IRModule]:
@@ -73,6 +67,9 @@ def transposed(rows: int, columns: int, depth: int) -> tvm.IRModule:
 CASES = [
     (Case("GMM", (128, 64, 256), dtype="float16"), SMALL),
     (Case("GMM", (128, 100, 180), dtype="bfloat16"), SMALL | {"warpgroups": 2, "stages": 4}),
+    # Tensor maps, of matrices that end inside a tile.
+    (Case("GMM", (128, 128, 320), dtype="float16"), BY_MAPS | {"warpgroups": 2, "columns": 128}),
+    (Case("GMM", (100, 72, 264), batch=2, dtype="bfloat16"), BY_MAPS),
     # Padded pixels and a fused epilogue.
     (Case("ConvLayer", (10, 10, 32, 72, 3, 1, 1), dtype="float16"), SMALL),
 ]
@@ -86,15 +83,52 @@ def test_results_are_right(case: Case, tile: dict[str, int], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_right_operands_stored_by_columns_are_read_as_they_lie(tmp_path: Path) -> None:
-    source, scheduled = compiled(transposed(64, 64, 256), SMALL)
-    assert "multiply_tiles<half, 32, false>" in source
+@pytest.mark.parametrize(
+    ("tile", "function"),
+    [(SMALL, "multiply_tiles<half, 32, false>"), (BY_MAPS, "multiply_swizzled<half, 64, false>")],
+)
+def test_right_operands_stored_by_columns_are_read_as_they_lie(
+    tile: dict[str, int], function: str, tmp_path: Path
+) -> None:
+    source, scheduled = compiled(transposed(64, 64, 256), tile)
+    assert function in source
     (program,) = compile_batch([(source, host_code(scheduled, TARGET))], tmp_path)
     rng = np.random.default_rng(0)
     first, second = (rng.integers(-8, 8, (64, 256)).astype(np.float16) for _ in range(2))
     result = np.full((64, 64), 113, dtype=np.float32)
     program.run([first, second, result])
     np.testing.assert_array_equal(result, first.astype(np.float32) @ second.astype(np.float32).T)
+
+
+@pytest.mark.slow_lane(seconds=10)
+def test_pixels_are_the_rows_of_a_matrix(tmp_path: Path) -> None:
+    pixels = te.placeholder((9, 10, 256), "float16", name="A")
+    weight = te.placeholder((1, 256, 72), "float16", name="B")
+    one, k = te.reduce_axis((0, 1), name="one"), te.reduce_axis((0, 256), name="k")
+
+    def product(h: Any, w: Any, o: Any) -> Any:
+        return pixels[h + one, w, k].astype("float32") * weight[one, k, o].astype("float32")
+
+    result = te.compute((9, 10, 72), lambda *at: te.sum(product(*at), axis=[one, k]), name="C")
+    module = tvm.IRModule({"main": te.create_prim_func([pixels, weight, result])})
+    source, scheduled = compiled(module, BY_MAPS)
+    (program,) = compile_batch([(source, host_code(scheduled, TARGET))], tmp_path)
+    rng = np.random.default_rng(0)
+    arguments = [rng.integers(-8, 8, shape).astype(np.float16) for shape in ((9, 10, 256), (1, 256, 72))]
+    found = np.full((9, 10, 72), 113, dtype=np.float32)
+    program.run([*arguments, found])
+    np.testing.assert_array_equal(found, arguments[0].astype(np.float32) @ arguments[1][0].astype(np.float32))
+
+
+@pytest.mark.slow
+def test_each_column_of_a_map_is_fetched_once(tmp_path: Path) -> None:
+    source, scheduled = compiled(Case("GMM", (128, 128, 256), dtype="float16").module(), BY_MAPS)
+    (launch,) = host_code(scheduled, TARGET).launches
+    assert "cp_async" not in source[source.index(KERNELS_START) :]
+    assert [one.sizes for one in launch.buffers if isinstance(one, TensorMap)] == [
+        (256, 128, 1, 512, 65536, 64, 64, 1),
+        (128, 256, 1, 256, 65536, 64, 64, 1),
+    ]
 
 
 def without(text: str) -> Callable[[str], str]:
@@ -105,19 +139,38 @@ def without(text: str) -> Callable[[str], str]:
     return removed
 
 
-FAULTS: dict[str, Callable[[str], str]] = {
-    "made visible": without('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'),
-    "changed while": lambda source: source.replace("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"),
-}
+def replaced(text: str, other: str) -> Callable[[str], str]:
+    def changed(source: str) -> str:
+        assert text in source
+        return source.replace(text, other)
+
+    return changed
 
 
-@pytest.mark.slow_lane(seconds=30)
-@pytest.mark.parametrize("message", FAULTS)
-def test_a_missing_fence_or_wait_is_an_error(message: str, tmp_path: Path) -> None:
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+ARRIVES = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(of_group(started_)) : "memory");'
+PRODUCT_WAITS = replaced("wait_group.sync.aligned 1", "wait_group.sync.aligned 2")
+FAULTS: list[tuple[str, dict[str, int], Callable[[str], str]]] = [
+    ("made visible", SMALL, without(FENCE)),
+    ("changed while", SMALL, PRODUCT_WAITS),
+    ("made visible", BY_MAPS, without(FENCE)),
+    ("before it had arrived", BY_MAPS, PRODUCT_WAITS),
+    ("before it had arrived", BY_MAPS, replaced("tile_fetches.wait<1>();", "tile_fetches.wait<2>();")),
+    ("before it had arrived", BY_MAPS, replaced('"r"(columns * rows * 128)', '"r"(0)')),
+    ("nobody fetches", BY_MAPS, replaced('"r"(columns * rows * 128)', '"r"(columns * rows * 256)')),
+    ("nobody fetches", BY_MAPS, replaced(ARRIVES, ";")),
+]
+
+
+@pytest.mark.slow_lane(seconds=60)
+@pytest.mark.parametrize(("message", "tile", "fault"), FAULTS)
+def test_a_missing_fence_or_wait_is_an_error(
+    message: str, tile: dict[str, int], fault: Callable[[str], str], tmp_path: Path
+) -> None:
     case = Case("GMM", (64, 64, 256), dtype="float16")
-    source, scheduled = compiled(case.module(), SMALL)
+    source, scheduled = compiled(case.module(), tile)
     with pytest.raises(EmulationError, match=message):
-        difference(case, FAULTS[message](source), scheduled, tmp_path)
+        difference(case, fault(source), scheduled, tmp_path)
 
 
 @pytest.mark.slow_lane(seconds=15)
@@ -136,10 +189,11 @@ def test_waits_count_both_operands_as_one_group() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_maps", [0, 1])
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
-def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(tmp_path: Path) -> None:
+def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(by_maps: int, tmp_path: Path) -> None:
     module = Case("GMM", (512, 512, 512), dtype="float16").module()
-    source, scheduled = compiled(module, LARGE)
+    source, scheduled = compiled(module, LARGE | {"tensor maps": by_maps})
     (launch,) = host_code(scheduled, TARGET).launches
     assert launch.block == (128, 2, 1)
     code, resources = compile_cubin(source, "sm_90")
@@ -155,4 +209,8 @@ def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(tmp_path: 
     counts = instructions(cubin)
     assert counts["HGMMA"] > 0
     assert counts["HMMA"] + counts["LDL"] + counts["STL"] == 0
-    assert counts["LDGSTS"] > 0, "operands are copied asynchronously"
+    if by_maps:
+        assert counts["UTMALDG"] > 0, "one thread fetches whole tiles"
+        assert counts["LDGSTS"] + counts["LDG"] == 0
+    else:
+        assert counts["LDGSTS"] > 0, "operands are copied asynchronously"

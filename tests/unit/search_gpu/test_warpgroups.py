@@ -14,7 +14,8 @@ from search.programs.warpgroup_tile import WarpgroupTile
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
-from search.sketches.warpgroups import GROUP_THREADS, match_warpgroups
+from search.sketches.tensor_core import match_product
+from search.sketches.warpgroups import GROUP_THREADS, MAP_UNIT, match_warpgroups, operand_matrices
 from tests.devices import GPU
 from tests.unit.search import dags
 
@@ -81,6 +82,31 @@ def test_drawn_tiles_are_within_the_limits() -> None:
     assert (tile.registers <= gpu.registers).all()
     assert (tile.warps * 32 == GROUP_THREADS * tile.chosen("warpgroups")).all()
     assert (tile.stages < tile.count("k")).all()
+    assert set(tile.tile("k")[tile.has_maps].tolist()) == {MAP_UNIT}
+    assert 0 < tile.has_maps.sum() < len(tile.has_maps)
+
+
+@pytest.mark.parametrize("depth", [2048, 2052])
+def test_tensor_maps_need_rows_of_16_bytes(depth: int) -> None:
+    _, tile = drawn(product(depth=depth))
+    assert tile.has_maps.any() == (depth % 8 == 0)
+
+
+def test_operands_lie_as_matrices() -> None:
+    graph, gpu = product(2048, 1024, 512), device().gpu
+    assert gpu is not None
+    matrix_product = match_product(graph, graph.node["matmul"], gpu)
+    assert matrix_product is not None
+    assert operand_matrices(graph, graph.node["matmul"], matrix_product) == [(1, 2048, 512), (1, 512, 1024)]
+
+
+def test_tensor_maps_save_the_threads_loads() -> None:
+    population, tile = drawn(product())
+    seconds = estimate(population, device()).seconds
+    other = population.values.copy()
+    other[:, population.sketch.columns["matmul", "tensor maps"]] = 0
+    slower = estimate(replace(population, values=other), device()).seconds
+    assert (seconds[tile.has_maps] < slower[tile.has_maps]).all()
 
 
 def test_the_estimate_prefers_them_for_large_products() -> None:
