@@ -22,10 +22,10 @@ class TileFetches {
     __syncthreads();
   }
 
-  // Starts the fetch of a tile of a matrix in the current group. `row` and `column` are the tile's first ones, and
-  // columns count 128 bytes.
-  __device__ inline void start(const void* tile, unsigned long long map, int rows, int columns, int image, int row,
-                               int column) const {
+  // Starts the fetch of a tile of a matrix in the current group. `row` and `column` are the tile's first ones, and a
+  // column has `unit` elements, 128 bytes.
+  __device__ inline void start(const void* tile, unsigned long long map, int rows, int columns, int unit, int image,
+                               int row, int column) const {
     if (!is_first_thread()) return;
     unsigned barrier = of_group(started_), target = shared_address(tile);
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
@@ -33,7 +33,7 @@ class TileFetches {
     for (int i = 0; i < columns; ++i)
       asm volatile(
           "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
-          : : "r"(target + i * rows * 128), "l"(map), "r"((column + i) * 64), "r"(row), "r"(image), "r"(barrier)
+          : : "r"(target + i * rows * 128), "l"(map), "r"((column + i) * unit), "r"(row), "r"(image), "r"(barrier)
           : "memory");
   }
 

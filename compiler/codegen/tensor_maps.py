@@ -24,7 +24,7 @@ from tvm.tirx import Bind, Buffer, BufferStore, DeclBuffer, Evaluate, IntImm, Pr
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all, op_name
 from core.trace import TENSOR_MAP
-from search.sketches.warpgroups import MAP_UNIT
+from search.sketches.warpgroups import MAP_BYTES
 
 _FUNCTIONS = Path(__file__).with_name("tensor_maps.cuh").read_text()
 _START = "tile_fetches.start"
@@ -50,7 +50,7 @@ def fetch_by_maps(module: tvm.IRModule) -> tvm.IRModule:
 
         for column, row, element: A_shared[column, row, element] = A[i0 * 128 + row, k0 * 64 + element]
     ->
-        tile_fetches.start(A_shared, A, 1, 2048, 512, 128, 1, 0, i0 * 128, k0)
+        tile_fetches.start(A_shared, A, 1, 2048, 512, 128, 1, 64, 0, i0 * 128, k0)
     """
 
     def start(block: SBlock) -> SBlock:
@@ -69,14 +69,15 @@ def fetch_by_maps(module: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile [columns, rows, MAP_UNIT] of a matrix [images, height, width], the shape `matrix`, in `source`.
-    `at` is its place: the image, the first row, and the first column of MAP_UNIT elements.
+    """A tile [columns, rows, unit] of a matrix [images, height, width], the shape `matrix`, in `source`.
+    `at` is its place: the image, the first row, and the first column of `unit` elements.
     """
 
     matrix: tuple[int, int, int]
     source: Buffer
     rows: int
     columns: int
+    unit: int
     at: tuple[Any, Any, Any]
 
     @classmethod
@@ -91,38 +92,39 @@ class _Tile:
         analyzer = Analyzer()
         for axis in (*block.iter_vars, *inner[0].iter_vars):
             analyzer.bind(axis.var, axis.dom)
-        if (extents[0], extents[3]) != (1, MAP_UNIT) or not analyzer.can_prove_equal(element, 0):
-            raise NoTile(f"the block {block.name_hint} doesn't copy whole columns of {MAP_UNIT} elements")
-        source = _copied_matrix(inner[0], analyzer, (images, height, width))
-        return cls((images, height, width), source, extents[2], extents[1], (image, row, column))
+        unit = MAP_BYTES // _item_bytes(block.writes[0].source)
+        if (extents[0], extents[3]) != (1, unit) or not analyzer.can_prove_equal(element, 0):
+            raise NoTile(f"the block {block.name_hint} doesn't copy whole columns of {unit} elements")
+        source = _copied_matrix(inner[0], analyzer, (images, height, width), unit)
+        return cls((images, height, width), source, extents[2], extents[1], unit, (image, row, column))
 
     def fetched(self, block: SBlock) -> SBlock:
         """Return the block with a call for its copy."""
         (write,) = block.writes
         tile = tirx.decl_buffer(
-            (self.columns, self.rows, MAP_UNIT),
+            (self.columns, self.rows, self.unit),
             write.source.ty.dtype,
             "tile",
             strides=[tirx.Var(name, "int32") for name in ("column", "row")] + [1],
             elem_offset=tirx.Var("offset", "int32"),
             scope=write.source.scope(),
             data_alignment=64,
-            offset_factor=MAP_UNIT,
+            offset_factor=self.unit,
         )
-        sizes = [IntImm("int32", size) for size in (*self.matrix, self.rows, self.columns)]
+        sizes = [IntImm("int32", size) for size in (*self.matrix, self.rows, self.columns, self.unit)]
         data = tirx.buffer_data(self.source)
         call = tirx.call_extern("void", _START, tile.access_ptr("w"), data, *sizes, *self.at)
         axes, name, matched = block.iter_vars, block.name_hint, [MatchBufferRegion(tile, write)]
         return SBlock(axes, block.reads, block.writes, name, Evaluate(call), match_buffers=matched)
 
 
-def _copied_matrix(block: SBlock, analyzer: Analyzer, matrix: tuple[int, int, int]) -> Buffer:
+def _copied_matrix(block: SBlock, analyzer: Analyzer, matrix: tuple[int, int, int], unit: int) -> Buffer:
     """Return the buffer from which a block copies elements of a matrix [images, rows, columns] to a tile, and
     zeros where the matrix ends. Raises NoTile if it does anything else.
     """
     images, height, width = matrix
     image, column, row, element = block.body.indices
-    along = column * MAP_UNIT + element
+    along = column * unit + element
     load = block.body.value
     is_inside = tirx.all(row < height, along < width)
     condition: Any = tirx.const(True, "bool")
@@ -150,10 +152,10 @@ def _copied_matrix(block: SBlock, analyzer: Analyzer, matrix: tuple[int, int, in
 def pass_maps(module: tvm.IRModule) -> tvm.IRModule:
     """Give kernels the tensor maps of their fetches, and encode these in the host code.
 
-        tile_fetches.start(tile, A, 1, 2048, 512, 128, 1, ...)
+        tile_fetches.start(tile, A, 1, 2048, 512, 128, 1, 64, ...)
         T.call_ffi_kernel("kernel", A, B, C, ...)
     ->
-        tile_fetches.start(tile, T.address_of(map), 128, 1, ...)
+        tile_fetches.start(tile, T.address_of(map), 128, 1, 64, ...)
         map = T.tvm_stack_alloca("tensormap", 1)
         T.tensormap_encode_tiled(map, A, 512, 2048, 1, ...)
         T.call_ffi_kernel("kernel", A, B, C, map, ...)
@@ -173,8 +175,9 @@ def pass_maps(module: tvm.IRModule) -> tvm.IRModule:
                 return call
             name, tile, data, *sizes = call.args
             parameter = pointers[data.args[0]] if isinstance(data, Call) else data
-            matrix, rows = [int(size) for size in sizes[:3]], int(sizes[3])
-            one = _Map(list(function.params).index(parameter), matrix[0], matrix[1], matrix[2], rows)
+            position = list(function.params).index(parameter)
+            images, height, width, rows, _, unit = (int(size) for size in sizes[:6])
+            one = _Map(position, images, height, width, rows, unit)
             variable = variables.setdefault(one, _variable(len(variables)))
             arguments = [name, tile, tirx.address_of(variable), *sizes[3:]]
             return Call(call.op, arguments, call.attrs, call.ty_args, ret_ty=call.ty)
@@ -210,21 +213,24 @@ def pass_maps(module: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class _Map:
-    """A tensor map of a kernel's parameter: a matrix [images, height, width] in tiles of `rows` rows."""
+    """A tensor map of a kernel's parameter: a matrix [images, height, width] in tiles of `rows` rows
+    and `unit` columns.
+    """
 
     parameter: int
     images: int
     height: int
     width: int
     rows: int
+    unit: int
 
     def encode(self, variable: Var, data: Any) -> list[Any]:
         """Return the statements of the host that encode it. Dimensions begin with the innermost one."""
         dtype = str(data.ty.element_type.dtype)
-        item = tvm.DataType(dtype).bits // 8
+        item = MAP_BYTES // self.unit
         extents = self.width, self.height, self.images
         strides = self.width * item, self.height * self.width * item
-        sizes = (*extents, *strides, MAP_UNIT, self.rows, 1, 1, 1, 1)
+        sizes = (*extents, *strides, self.unit, self.rows, 1, 1, 1, 1)
         encoded = tirx.tensormap_encode_tiled(
             variable,
             data,
@@ -235,6 +241,10 @@ class _Map:
             l2_promotion=_BY_LINES,
         )
         return [Bind(variable, tirx.tvm_stack_alloca("tensormap", 1)), Evaluate(encoded)]
+
+
+def _item_bytes(buffer: Buffer) -> int:
+    return int(tvm.DataType(str(buffer.ty.dtype)).bits) // 8
 
 
 def _is_start(call: Call) -> bool:

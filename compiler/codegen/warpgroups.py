@@ -16,8 +16,12 @@ from compiler.tir_nodes import find_all
 _FUNCTIONS = Path(__file__).with_name("warpgroups.cuh").read_text()
 # The calls that multiply, by the layout of their operands.
 _PRODUCTS = ("tensor_cores::multiply_tiles<", "tensor_cores::multiply_swizzled<")
-_SUMS = re.compile(r"tensor_cores::fragment<tensor_cores::accumulator, 64, (\d+), 16, float>")
-_TYPES = {"half": "f16", "__nv_bfloat16": "bf16"}
+_SUMS = re.compile(r"tensor_cores::fragment<tensor_cores::accumulator, 64, (\d+), 16, (float|int)>")
+# By the type of sums: the types of operands in CUDA C, and the end of the instruction's name.
+_TYPES = {
+    "float": {"half": "k16.f32.f16.f16", "__nv_bfloat16": "k16.f32.bf16.bf16"},
+    "int": {"signed char": "k32.s32.s8.s8"},
+}
 _WAITS = "__syncthreads();"
 # TVM's attributes of asynchronous copies.
 _COMMITTED, _IN_FLIGHT = "async_commit_queue_scope", "async_wait_inflight_count"
@@ -73,27 +77,30 @@ def define_warpgroups(source: str) -> tuple[str, str]:
     """
     if not has_warpgroups(source):
         return "", source
-    columns = sorted(set(map(int, _SUMS.findall(source))))
-    products = [_product(count, *types) for count in columns for types in _TYPES.items()]
+    sums = sorted({(int(columns), kind) for columns, kind in _SUMS.findall(source)})
+    products = [_product(*one, *types) for one in sums for types in _TYPES[one[1]].items()]
     functions = "\n".join(["namespace tensor_cores {", *products, "}  // namespace tensor_cores", _FUNCTIONS])
     return functions, source.replace(_WAITS, "tensor_cores::synchronize();")
 
 
-def _product(columns: int, cuda_type: str, ptx_type: str) -> str:
+def _product(columns: int, sums_type: str, cuda_type: str, types: str) -> str:
     """Return the function in CUDA C for a product of this many columns.
 
     C++ can't write an instruction for any number of registers.
     """
     count = columns // 2
     registers = ", ".join(f"%{number}" for number in range(count))
-    sums = ", ".join(f'"+f"(c[{number}])' for number in range(count))
+    is_float = sums_type == "float"
+    sums = ", ".join(f'"+{"f" if is_float else "r"}"(c[{number}])' for number in range(count))
     operands = f"unsigned long long a, unsigned long long b, {cuda_type}"
+    # Only operands of 16 bits may be negated or stored by rows.
+    options, by_rows = (f", 1, 1, 0, %{count + 2}", ', "n"(int(ByRows))') if is_float else ("", "")
     return f"""\
 template <bool ByRows>
-__device__ inline void multiply_columns(float (&c)[{count}], {operands}) {{
+__device__ inline void multiply_columns({sums_type} (&c)[{count}], {operands}) {{
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{ptx_type}.{ptx_type} "
-      "{{{registers}}}, %{count}, %{count + 1}, 1, 1, 1, 0, %{count + 2};"
+      "wgmma.mma_async.sync.aligned.m64n{columns}{types} "
+      "{{{registers}}}, %{count}, %{count + 1}, 1{options};"
       : {sums}
-      : "l"(a), "l"(b), "n"(int(ByRows)));
+      : "l"(a), "l"(b){by_rows});
 }}"""

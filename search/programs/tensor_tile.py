@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ class TensorTile:
     population: Population
     stage: Stage
     product: MatrixProduct
-    # The speed of its instructions, relative to `mma.sync`, which calibration measures.
-    rate: ClassVar[float] = 1.0
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> Self:
@@ -33,6 +31,11 @@ class TensorTile:
         found = match_product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
         assert found is not None
         return cls(population, stage, found)
+
+    @property
+    def rate(self) -> float:
+        """The speed of its instructions, relative to `mma.sync`, which calibration measures."""
+        return 1.0
 
     @property
     def node(self) -> Node:

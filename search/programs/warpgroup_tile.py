@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +10,23 @@ from numpy.typing import NDArray
 from core.device import Gpu
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
-from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, MAP_UNIT, UNIT
+from search.sketches.warpgroups import COLUMN_BYTES, GROUP_ROWS, GROUP_THREADS, MAP_BYTES
 
 # The registers of a thread beside its sums.
 OTHER_REGISTERS = 40
 # The shared memory of barriers, and of the padding that makes swizzled tiles start at such addresses.
-MAP_BYTES = 1024
+BARRIER_BYTES = 1024
+# The products that an H200's multiprocessor adds up in a cycle, relative to those by `mma.sync`.
+RATES = {"float16": 2048 / 1216, "bfloat16": 2048 / 1216, "int8": 4096 / 1808}
 
 
 @dataclass(frozen=True)
 class WarpgroupTile(TensorTile):
     """One stage whose blocks are warpgroups, each with 64 rows of all the block's columns."""
 
-    # An H200 multiplies 2,048 pairs of halves a cycle in each multiprocessor, and 1,216 by `mma.sync`.
-    rate: ClassVar[float] = 2048 / 1216
+    @property
+    def rate(self) -> float:
+        return RATES[self.product.operand]
 
     def tile(self, part: str) -> Ints:
         """Return the extent of an axis part (s, i, j or k) that a block covers between two fetches."""
@@ -57,14 +59,15 @@ class WarpgroupTile(TensorTile):
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
         rows, row = (k, j) if self.product.second_by_rows else (j, k)
         item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
-        unit, padding = np.where(self.has_maps, MAP_UNIT, UNIT), np.where(self.has_maps, 0, 1)
+        unit = np.where(self.has_maps, MAP_BYTES, COLUMN_BYTES) // item
+        padding = np.where(self.has_maps, 0, 1)
         return k // unit * (i + padding) * unit * item, row // unit * (rows + padding) * unit * item
 
     @property
     def shared_bytes(self) -> Ints:
         """The shared memory of a block. The results lie where the operands were."""
         tiles = np.maximum(np.sum(self.operand_bytes, axis=0) * self.stages, self.result_bytes)
-        return tiles + np.where(self.has_maps, MAP_BYTES, 0)
+        return tiles + np.where(self.has_maps, BARRIER_BYTES, 0)
 
     @property
     def registers(self) -> Ints:

@@ -194,7 +194,7 @@ def warpgroups(state: State) -> list[State]:
     """Compute a large matrix product with the tensor cores of compute capability 9.0, which read the operands
     in shared memory, and its elementwise consumer during the copy to memory.
 
-        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16 or bfloat16, c float32
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16, bfloat16, or int8 with b[j, k]
         for i, j: d[i, j] = max(c[i, j], 0)
     ->
         blocks for i0, j0:

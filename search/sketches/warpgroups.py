@@ -10,14 +10,14 @@ from core.device import WARPGROUPS_ON, Device
 from search.dag import BufferAccess, Dag, Node, extent_of
 from search.sketches.tensor_core import MatrixProduct, axes_of, match_product
 
-# The threads of a warpgroup, the rows of its tile, and the reduction of one instruction.
-GROUP_THREADS, GROUP_ROWS, STEP = 128, 64, 16
-# Tiles in shared memory consist of columns of this many elements, 16 bytes.
-UNIT = 8
-# Tiles that are fetched by tensor maps consist of columns of this many elements, 128 bytes. The rows of their
-# matrices lie a multiple of 16 bytes apart.
-MAP_UNIT, MAP_STEP = 64, 8
-OPERANDS = ("float16", "bfloat16")
+# The threads of a warpgroup, and the rows of its tile.
+GROUP_THREADS, GROUP_ROWS = 128, 64
+# Tiles in shared memory consist of columns of this many bytes. Those of tensor maps are wider.
+COLUMN_BYTES, MAP_BYTES = 16, 128
+# The types of operands that they multiply, and of the sums.
+SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
+# Types whose right operand may be stored by rows: [k, j].
+BY_ROWS = ("float16", "bfloat16")
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 64, "j": 64, "k": 64}
 # With fewer results on each multiprocessor, smaller tiles use more of them.
@@ -29,7 +29,9 @@ def match_warpgroups(dag: Dag, node: Node, device: Device) -> MatrixProduct | No
     if device.gpu is None or device.gpu.capability != WARPGROUPS_ON:
         return None
     found = match_product(dag, node, device.gpu)
-    if found is None or found.operand not in OPERANDS or found.sums != "float32":
+    if found is None or found.sums != SUMS.get(found.operand):
+        return None
+    if found.second_by_rows and found.operand not in BY_ROWS:
         return None
     extents = {part: extent_of(node, axes_of(found.parts, part)) for part in "sijk"}
     too_small = any(extents[part] < least for part, least in MIN_EXTENTS.items())
@@ -48,7 +50,7 @@ def operand_matrices(dag: Dag, node: Node, product: MatrixProduct) -> list[tuple
         extents = [extent_of(node, axes_of(product.parts, part)) for part in order]
         if not _lies_as(dag, node, read, [axis for part in order for axis in axes_of(product.parts, part)]):
             return None
-        if extents[-1] % MAP_STEP:
+        if extents[-1] * dag.buffer[read.buffer].item_bytes % COLUMN_BYTES:
             return None
         shapes.append((extents[0], extents[1], extents[2]))
     return shapes

@@ -26,7 +26,7 @@ from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage, StageKind
 from search.sketches.tensor_core import SIDE, match_product
 from search.sketches.variables import Choice, Split, Variable, fetch_kind
-from search.sketches.warpgroups import MAP_UNIT, operand_matrices
+from search.sketches.warpgroups import MAP_BYTES, operand_matrices
 
 UNROLL_STEPS = (0, 16, 64, 512, 1024)
 LANES = (1, 2, 4, 8, 16)
@@ -45,10 +45,10 @@ MAX_KEPT_BYTES = 256
 MAX_ACCUMULATORS = 128
 # With more accumulator fragments per warp, registers spill too.
 MAX_FRAGMENTS = 16
-# Tiles of warpgroups: groups of a block, columns, and the reduction between two fetches.
+# Tiles of warpgroups: groups of a block, columns, and the bytes of the reduction between two fetches.
 WARPGROUPS = (1, 2, 4)
 WARPGROUP_COLUMNS = (64, 128, 256)
-WARPGROUP_DEPTHS = (32, 64)
+WARPGROUP_DEPTHS = (64, 128)
 # The number of an operand's tiles in shared memory: while a block computes with one, it fetches the next
 # ones.
 STAGES = (1, 2, 3)
@@ -154,9 +154,10 @@ class WarpgroupTiled(Stage):
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         yield Choice("warpgroups", self.node, WARPGROUPS)
         yield Choice("columns", self.node, WARPGROUP_COLUMNS)
-        yield Choice("depth", self.node, WARPGROUP_DEPTHS)
-        yield Choice("stages", self.node, WARPGROUP_STAGES)
         node = sketch.dag.node[self.node]
+        item = sketch.dag.buffer[node.reads[0].buffer].item_bytes
+        yield Choice("depth", self.node, tuple(depth // item for depth in WARPGROUP_DEPTHS))
+        yield Choice("stages", self.node, WARPGROUP_STAGES)
         assert sketch.gpu is not None
         product = match_product(sketch.dag, node, sketch.gpu)
         assert product is not None
@@ -174,7 +175,8 @@ def _(stage: WarpgroupTiled, population: Population) -> NDArray[np.bool_]:
         # At most half of a tile is padding.
         keep &= tile.tile(part) <= 2 * tile.extent(part)
     keep &= tile.registers <= gpu.registers
-    keep &= ~tile.has_maps | (tile.tile("k") == MAP_UNIT)
+    item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
+    keep &= ~tile.has_maps | (tile.tile("k") * item == MAP_BYTES)
     # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
     keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
     return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))

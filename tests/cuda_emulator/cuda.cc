@@ -306,16 +306,16 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction funct
   });
 }
 
-// Maps of three dimensions, with elements of 16 bits, swizzled by 128 bytes. Refuses what NVIDIA's driver refuses.
+// Maps of three dimensions, with elements of 8 or 16 bits, swizzled by 128 bytes. Refuses what NVIDIA's driver refuses.
 CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                         const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
                                         const cuuint32_t* steps, CUtensorMapInterleave interleave,
                                         CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                         CUtensorMapFloatOOBfill fill) {
   bool is_half = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  if (!is_half || rank != 3 || interleave || fill || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+  if ((!is_half && type != CU_TENSOR_MAP_DATA_TYPE_UINT8) || rank != 3 || interleave || fill || swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
     return CUDA_ERROR_NOT_SUPPORTED;
-  emulator::EncodedMap encoded{emulator::kTensorMap, reinterpret_cast<uint64_t>(address), {}, {}, {}, 2};
+  emulator::EncodedMap encoded{emulator::kTensorMap, reinterpret_cast<uint64_t>(address), {}, {}, {}, is_half ? 2u : 1u};
   if (reinterpret_cast<uint64_t>(map) % 64 || encoded.address % 16) return CUDA_ERROR_INVALID_VALUE;
   for (int i = 0; i < 3; ++i) {
     if (!extents[i] || !box[i] || box[i] > 256 || steps[i] != 1) return CUDA_ERROR_INVALID_VALUE;

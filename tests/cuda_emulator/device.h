@@ -67,14 +67,16 @@ struct Copy {
   size_t bytes;
 };
 
-constexpr int kDepth = 16;  // the reduction of a product of warpgroups
+constexpr int kDepthBytes = 32;  // the reduction of a product of warpgroups
 
 // A thread's part of such a product: its sums, the descriptors of both operands, and their values when it began.
 struct Product {
   std::vector<void*> sums;
   std::vector<uint16_t> operands;
   uint64_t first, second;
-  bool second_by_rows, is_half;
+  bool second_by_rows, is_half, is_byte;
+  int item() const { return is_byte ? 1 : 2; }
+  int depth() const { return kDepthBytes / item(); }
 };
 
 // A barrier in shared memory: a phase ends when `pending` threads have arrived, and so have all expected bytes.
@@ -418,23 +420,24 @@ class Tile {
     if (descriptor << 2 >> 48 || descriptor >> 62 > 1) fail(kUnknownInstruction);  // otherwise, or with an offset
   }
 
-  // The 16 bits at `k` of the reduction. A transposed tile has rows along the other side.
-  uint16_t at(int row, int k, bool is_transposed) const {
-    size_t place = is_swizzled_ ? swizzled(start_ + (is_transposed ? by_rows(k, row) : by_rows(row, k)))
-                                : start_ + k / 8 * leading_ + row / 8 * stride_ +
-                                      (is_transposed ? k % 8 * 16 + row % 8 * 2 : row % 8 * 16 + k % 8 * 2);
+  // The 8 or 16 bits at `k` of the reduction. A transposed tile has rows along the other side, and 16 bits.
+  uint16_t at(int row, int k, bool is_transposed, int item) const {
+    int unit = 16 / item;
+    size_t place = is_swizzled_ ? swizzled(start_ + (is_transposed ? by_rows(k, row * 2) : by_rows(row, k * item)))
+                                : start_ + k / unit * leading_ + row / 8 * stride_ +
+                                      (is_transposed ? k % 8 * 16 + row % 8 * 2 : row % 8 * 16 + k % unit * item);
     if (place + 2 > kSharedBytes) fail(kOutsideOfSharedMemory);
     for (const Fetch& fetch : fetches)
       if (place >= fetch.target && place < fetch.target + fetch.bytes()) fail(kFetchInFlight);
-    uint16_t bits;
-    std::memcpy(&bits, shared_memory + place, 2);
+    uint16_t bits = 0;
+    std::memcpy(&bits, shared_memory + place, item);
     return bits;
   }
 
  private:
-  // Rows of 128 bytes have 64 elements.
-  size_t by_rows(int row, int element) const {
-    return row / 8 * stride_ + row % 8 * 128 + element / 64 * leading_ + element % 64 * 2;
+  // The place of a byte in rows of 128 bytes.
+  size_t by_rows(int row, int byte) const {
+    return row / 8 * stride_ + row % 8 * 128 + byte / 128 * leading_ + byte % 128;
   }
 
   size_t start_, leading_, stride_;
@@ -465,11 +468,12 @@ static std::vector<uint16_t> read_operands(const Product& product) {
   Tile first(product.first), second(product.second);
   std::vector<uint16_t> bits;
   for (int i = 0; i < 2; ++i)
-    for (int k = 0; k < kDepth; ++k)
-      bits.push_back(first.at(running % 128 / 32 * 16 + running % 32 / 4 + 8 * i, k, false));
+    for (int k = 0; k < product.depth(); ++k)
+      bits.push_back(first.at(running % 128 / 32 * 16 + running % 32 / 4 + 8 * i, k, false, product.item()));
   for (size_t pair = 0; pair < product.sums.size() / 2; ++pair)
-    for (int k = 0; k < kDepth; ++k)
-      bits.push_back(second.at(pair / 2 * 8 + running % 4 * 2 + pair % 2, k, product.second_by_rows));
+    for (int k = 0; k < product.depth(); ++k)
+      bits.push_back(
+          second.at(pair / 2 * 8 + running % 4 * 2 + pair % 2, k, product.second_by_rows, product.item()));
   return bits;
 }
 
@@ -477,16 +481,26 @@ static std::vector<uint16_t> read_operands(const Product& product) {
 static void add_product(const Product& product) {
   if (read_operands(product) != product.operands) fail(kChangedInFlight);
   std::vector<float> values;
-  for (uint16_t bits : product.operands) values.push_back(widened(bits, product.is_half));
+  for (uint16_t bits : product.operands)
+    values.push_back(product.is_byte ? float(int8_t(bits)) : widened(bits, product.is_half));
+  int depth = product.depth();
   for (size_t pair = 0; pair < product.sums.size() / 2; ++pair)
     for (int i = 0; i < 2; ++i) {
       void* place = product.sums[pair / 2 * 4 + i * 2 + pair % 2];
+      double terms[kDepthBytes + 1];
+      for (int k = 0; k < depth; ++k)
+        terms[k + 1] = double(values[i * depth + k]) * values[(pair + 2) * depth + k];
+      if (product.is_byte) {
+        int32_t sum;
+        std::memcpy(&sum, place, 4);
+        sum += int32_t(std::accumulate(terms + 1, terms + depth + 1, 0.0));
+        std::memcpy(place, &sum, 4);
+        continue;
+      }
       float sum;
       std::memcpy(&sum, place, 4);
-      double terms[kDepth + 1] = {sum};
-      for (int k = 0; k < kDepth; ++k)
-        terms[k + 1] = double(values[i * kDepth + k]) * values[(pair + 2) * kDepth + k];
-      sum = truncating_sum(terms, kDepth + 1);
+      terms[0] = sum;
+      sum = truncating_sum(terms, depth + 1);
       std::memcpy(place, &sum, 4);
     }
 }
@@ -603,14 +617,16 @@ class Instruction {
   void multiply_later(const std::vector<Operand>& operands) const {
     for (const Fiber& fiber : fibers)
       if (fiber.unfenced) fail(kUnfenced);
-    int columns;
-    if (std::sscanf(name_.c_str(), "wgmma.mma_async.sync.aligned.m64n%dk16.f32.", &columns) != 1)
-      fail(kUnknownInstruction);
+    int columns, depth;
     Product product;
+    if (std::sscanf(name_.c_str(), "wgmma.mma_async.sync.aligned.m64n%dk%d.", &columns, &depth) != 2)
+      fail(kUnknownInstruction);
+    product.is_byte = name_.find(".s32.s8.s8") != std::string::npos;
+    if (depth != product.depth()) fail(kUnknownInstruction);
     for (int i = 0; i < columns / 2; ++i) product.sums.push_back(operands[i].place);
     product.first = operands[columns / 2].value;
     product.second = operands[columns / 2 + 1].value;
-    product.second_by_rows = operands[columns / 2 + 2].value;
+    product.second_by_rows = !product.is_byte && operands[columns / 2 + 2].value;
     product.is_half = name_.find(".f16.f16") != std::string::npos;
     product.operands = read_operands(product);
     fibers[running].products.back().push_back(product);

@@ -51,10 +51,11 @@ class TensorMap:
 
     buffer: str | int
     sizes: tuple[int, ...]
+    item_bytes: int
 
     def encoded(self, address: int) -> bytes:
         """Encode it as tensor_map.h says."""
-        return struct.pack("<11Q", _TENSOR_MAP, address, *self.sizes, 2).ljust(128, b"\0")
+        return struct.pack("<11Q", _TENSOR_MAP, address, *self.sizes, self.item_bytes).ljust(128, b"\0")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def host_code(module: tvm.IRModule, target: tvm.target.Target) -> HostCode:
         if op_name(call) == "tensormap_encode_tiled":
             buffer = names[_viewed(call.args[1])]
             assert not isinstance(buffer, TensorMap)
-            names[call.args[0]] = TensorMap(buffer, tuple(int(size) for size in call.args[2:10]))
+            item_bytes = tvm.DataType(call.attrs.descriptor_dtype).bits // 8
+            names[call.args[0]] = TensorMap(buffer, tuple(int(size) for size in call.args[2:10]), item_bytes)
     calls = [call for call in every if op_name(call) == "call_ffi_kernel"]
     if not calls:
         raise EmulationError("the host code launches no kernel")

@@ -13,11 +13,11 @@ from compiler.lowering.tensor_intrinsics import register
 from core.trace import TENSOR_MAP
 from search.sketches.tensor_core import BANKS, WIDE_SKEW
 from search.sketches.variables import fetch_kind
-from search.sketches.warpgroups import GROUP_ROWS, GROUP_THREADS, MAP_UNIT, UNIT, operand_matrices
+from search.sketches.warpgroups import COLUMN_BYTES, GROUP_ROWS, GROUP_THREADS, MAP_BYTES, operand_matrices
 
-# The 16-bit elements in a row of all banks of shared memory.
-ROW = 64
-# The float32 results in a vector of 16 bytes.
+# The bytes of a row of all banks of shared memory.
+ROW_BYTES = 128
+# The float32 or int32 results in a vector of 16 bytes.
 OUTPUT_LANES = 4
 
 
@@ -27,6 +27,10 @@ class WarpgroupTileLowering(TensorTileLowering):
     @property
     def threads(self) -> int:
         return GROUP_THREADS
+
+    @property
+    def _item_bytes(self) -> int:
+        return self.program.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
 
     def tile(self) -> None:
         """Tile, fetch into tiles of columns, and replace the innermost loops by instructions. Inlined
@@ -45,7 +49,7 @@ class WarpgroupTileLowering(TensorTileLowering):
         found, schedule = self._product, self.schedule
         matrices = operand_matrices(self.program.sketch.dag, self.node, found)
         has_maps = self.choice("tensor maps") == 1
-        unit = MAP_UNIT if has_maps else UNIT
+        unit = (MAP_BYTES if has_maps else COLUMN_BYTES) // self._item_bytes
         product = WarpgroupProduct(
             self.choice("columns"), self.choice("depth"), found.operand, found.second_by_rows, unit
         )
@@ -120,7 +124,7 @@ class WarpgroupTileLowering(TensorTileLowering):
                 for n, threadIdx.y, threadIdx.x: for v in T.vectorized(lanes): A_shared[...] = A[...]
         """
         schedule = self.schedule
-        schedule.storage_align(fetch, 0, -3, ROW, UNIT)
+        schedule.storage_align(fetch, 0, -3, ROW_BYTES // self._item_bytes, COLUMN_BYTES // self._item_bytes)
         column, row, element = schedule.get_loops(fetch)[-3:]
         schedule.reorder(row, column, element)
         _, warpgroup, thread, vector = schedule.split(

@@ -19,9 +19,9 @@ from compiler.codegen.nvrtc import compile_source
 from compiler.codegen.warpgroups import architecture
 from compiler.lowering.trace import apply_trace, lower
 from compiler.reading.subgraph import read_dag
-from core.device import Device
 from search.rules.space import generate
 from search.sketches.stage import StageKind
+from search.sketches.warpgroups import SUMS
 from system.nvcc import find_compiler
 from tests.choices import choose
 from tests.cuda_emulator.emulator import EmulationError, TensorMap, compile_batch, host_code
@@ -34,11 +34,11 @@ LARGE = {"warpgroups": 2, "columns": 256, "depth": 64, "stages": 4, "tensor maps
 BY_MAPS = {"warpgroups": 1, "columns": 64, "depth": 64, "stages": 3, "tensor maps": 1}
 
 
-def compiled(module: tvm.IRModule, tile: dict[str, int], device: Device = HOPPER) -> tuple[str, tvm.IRModule]:
+def compiled(module: tvm.IRModule, tile: dict[str, int]) -> tuple[str, tvm.IRModule]:
     """Return the CUDA C of a program and its scheduled module, replayed from its trace."""
-    sketches = generate(read_dag(module), device)
+    sketches = generate(read_dag(module), HOPPER)
     sketch = next(one for one in sketches if one.of_kind(StageKind.WARPGROUPS))
-    scheduled = apply_trace(module, lower(module, choose(sketch, tile), device))
+    scheduled = apply_trace(module, lower(module, choose(sketch, tile), HOPPER))
     library, _ = compile_scheduled(scheduled, TARGET)
     return library.mod.imports[0].inspect_source(), scheduled
 
@@ -51,14 +51,15 @@ def difference(case: Case, source: str, scheduled: tvm.IRModule, folder: Path, o
     return case.difference(output, case.reference(inputs))
 
 
-def transposed(rows: int, columns: int, depth: int) -> tvm.IRModule:
+def transposed(rows: int, columns: int, depth: int, operand: str = "float16") -> tvm.IRModule:
     """A product whose right operand is stored as [columns, depth]."""
-    first = te.placeholder((rows, depth), "float16", name="A")
-    second = te.placeholder((columns, depth), "float16", name="B")
+    first = te.placeholder((rows, depth), operand, name="A")
+    second = te.placeholder((columns, depth), operand, name="B")
     k = te.reduce_axis((0, depth), name="k")
+    sums = SUMS[operand]
     product = te.compute(
         (rows, columns),
-        lambda i, j: te.sum(first[i, k].astype("float32") * second[j, k].astype("float32"), axis=k),
+        lambda i, j: te.sum(first[i, k].astype(sums) * second[j, k].astype(sums), axis=k),
         name="C",
     )
     return tvm.IRModule({"main": te.create_prim_func([first, second, product])})
@@ -84,20 +85,26 @@ def test_results_are_right(case: Case, tile: dict[str, int], tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tile", "function"),
-    [(SMALL, "multiply_tiles<half, 32, false>"), (BY_MAPS, "multiply_swizzled<half, 64, false>")],
+    ("operand", "tile", "function"),
+    [
+        ("float16", SMALL, "multiply_tiles<half, 32, false>"),
+        ("float16", BY_MAPS, "multiply_swizzled<half, 64, false>"),
+        ("int8", SMALL | {"depth": 64}, "multiply_tiles<signed char, 64, false>"),
+        ("int8", BY_MAPS | {"depth": 128}, "multiply_swizzled<signed char, 128, false>"),
+    ],
 )
 def test_right_operands_stored_by_columns_are_read_as_they_lie(
-    tile: dict[str, int], function: str, tmp_path: Path
+    operand: str, tile: dict[str, int], function: str, tmp_path: Path
 ) -> None:
-    source, scheduled = compiled(transposed(64, 64, 256), tile)
+    source, scheduled = compiled(transposed(64, 64, 512, operand), tile)
     assert function in source
     (program,) = compile_batch([(source, host_code(scheduled, TARGET))], tmp_path)
     rng = np.random.default_rng(0)
-    first, second = (rng.integers(-8, 8, (64, 256)).astype(np.float16) for _ in range(2))
-    result = np.full((64, 64), 113, dtype=np.float32)
+    least, most = (-128, 128) if operand == "int8" else (-8, 8)
+    first, second = (rng.integers(least, most, (64, 512)).astype(operand) for _ in range(2))
+    result = np.full((64, 64), 113, dtype=SUMS[operand])
     program.run([first, second, result])
-    np.testing.assert_array_equal(result, first.astype(np.float32) @ second.astype(np.float32).T)
+    np.testing.assert_array_equal(result, first.astype(result.dtype) @ second.astype(result.dtype).T)
 
 
 @pytest.mark.slow_lane(seconds=10)
@@ -162,7 +169,7 @@ FAULTS: list[tuple[str, dict[str, int], Callable[[str], str]]] = [
 ]
 
 
-@pytest.mark.slow_lane(seconds=60)
+@pytest.mark.slow_lane(seconds=30)
 @pytest.mark.parametrize(("message", "tile", "fault"), FAULTS)
 def test_a_missing_fence_or_wait_is_an_error(
     message: str, tile: dict[str, int], fault: Callable[[str], str], tmp_path: Path
@@ -190,10 +197,16 @@ def test_waits_count_both_operands_as_one_group() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_maps", [0, 1])
+@pytest.mark.parametrize(("operand", "instruction"), [("float16", "HGMMA"), ("int8", "IGMMA")])
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
-def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(by_maps: int, tmp_path: Path) -> None:
-    module = Case("GMM", (512, 512, 512), dtype="float16").module()
-    source, scheduled = compiled(module, LARGE | {"tensor maps": by_maps})
+def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(
+    operand: str, instruction: str, by_maps: int, tmp_path: Path
+) -> None:
+    is_half = operand == "float16"
+    by_rows = Case("GMM", (512, 512, 512), dtype=operand).module()
+    module = by_rows if is_half else transposed(512, 512, 1024, operand)
+    depth = 64 if is_half else 128
+    source, scheduled = compiled(module, LARGE | {"depth": depth, "tensor maps": by_maps})
     (launch,) = host_code(scheduled, TARGET).launches
     assert launch.block == (128, 2, 1)
     code, resources = compile_cubin(source, "sm_90")
@@ -207,8 +220,8 @@ def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(by_maps: i
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(code)
     counts = instructions(cubin)
-    assert counts["HGMMA"] > 0
-    assert counts["HMMA"] + counts["LDL"] + counts["STL"] == 0
+    assert counts[instruction] > 0
+    assert counts["HMMA"] + counts["IMMA"] + counts["LDL"] + counts["STL"] == 0
     if by_maps:
         assert counts["UTMALDG"] > 0, "one thread fetches whole tiles"
         assert counts["LDGSTS"] + counts["LDG"] == 0

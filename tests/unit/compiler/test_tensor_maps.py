@@ -51,7 +51,7 @@ def _in_columns(batch: Any, row: Any, element: Any) -> tuple[Any, ...]:
 def test_a_copy_becomes_a_fetch() -> None:
     calls = find_all(fetch_by_maps(copied([1, ROWS, COLUMNS]))["main"].body, Call)
     (start,) = (call for call in calls if op_name(call) == "call_extern")
-    assert [int(size) for size in start.args[3:8]] == [1, ROWS, COLUMNS, 32, 2]
+    assert [int(size) for size in start.args[3:9]] == [1, ROWS, COLUMNS, 32, 2, 64]
 
 
 @pytest.mark.parametrize("matrix", [[1, COLUMNS, ROWS], [1, ROWS, 64], [2, ROWS // 2, COLUMNS]])

@@ -15,7 +15,7 @@ from search.rules.space import generate
 from search.sketches.sketch import Sketch
 from search.sketches.stage import StageKind
 from search.sketches.tensor_core import match_product
-from search.sketches.warpgroups import GROUP_THREADS, MAP_UNIT, match_warpgroups, operand_matrices
+from search.sketches.warpgroups import GROUP_THREADS, match_warpgroups, operand_matrices
 from tests.devices import GPU
 from tests.unit.search import dags
 
@@ -30,6 +30,16 @@ def product(rows: int = 2048, columns: int = 2048, depth: int = 2048, operand: s
     return replace(
         graph,
         buffers=tuple(replace(b, dtype=operand if b.name in "ab" else "float32") for b in graph.buffers),
+    )
+
+
+def by_columns(operand: str, extent: int = 2048) -> Dag:
+    """A product whose right operand is stored as [columns, depth]."""
+    axes = {"i": extent, "j": extent}
+    one = dags.node("matmul", axes, ["a[i, k]", "b[j, k]"], reduction={"k": extent}, flops=2.0)
+    sums = "int32" if operand == "int8" else "float32"
+    return dags.dag(
+        dict.fromkeys("ab", (extent, extent)), [one], dtypes={"a": operand, "b": operand, "matmul": sums}
     )
 
 
@@ -56,8 +66,19 @@ def test_only_capability_90_has_products_of_warpgroups(capability: int, has: boo
 @pytest.mark.parametrize(
     ("operand", "has"), [("float16", True), ("bfloat16", True), ("float32", False), ("int8", False)]
 )
-def test_operands_have_16_bits(operand: str, has: bool) -> None:
+def test_operands_stored_by_rows_have_16_bits(operand: str, has: bool) -> None:
     assert is_offered(product(operand=operand), device()) is has
+
+
+def test_bytes_are_multiplied_as_they_lie_along_the_sum() -> None:
+    graph = by_columns("int8")
+    assert is_offered(graph, device())
+    population, tile = drawn(graph)
+    assert {64, 128} == set(tile.tile("k").tolist())
+    assert set(tile.tile("k")[tile.has_maps].tolist()) == {128}
+    gpu = population.sketch.gpu
+    assert gpu is not None
+    assert (tile.shared_bytes <= gpu.dynamic_shared_bytes).all()
 
 
 def test_products_are_large_enough_for_every_multiprocessor() -> None:
@@ -82,7 +103,7 @@ def test_drawn_tiles_are_within_the_limits() -> None:
     assert (tile.registers <= gpu.registers).all()
     assert (tile.warps * 32 == GROUP_THREADS * tile.chosen("warpgroups")).all()
     assert (tile.stages < tile.count("k")).all()
-    assert set(tile.tile("k")[tile.has_maps].tolist()) == {MAP_UNIT}
+    assert set(tile.tile("k")[tile.has_maps].tolist()) == {64}
     assert 0 < tile.has_maps.sum() < len(tile.has_maps)
 
 
