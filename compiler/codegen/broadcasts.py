@@ -20,7 +20,7 @@ from tvm.tirx import Add, Broadcast, Cast, Div, IntImm, Max, Min, Mul, PrimFunc,
 
 from compiler.codegen.bfloat16_buffers import COMPACT, has_dot_products, keep_bits
 from compiler.codegen.bfloat16_instructions import bfloat16_bits
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import target_features
 from compiler.tir_nodes import find_all, op_name
 
@@ -57,7 +57,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     rewriters: list[tuple[type, Callable[[Any], Any]]] = [(Broadcast, _as_bits)]
     if "avx512_bf16" in target_features(target) and _computes(function):
         rewriters.append((Cast, _by_instruction))
-    return function.with_body(tvm_ffi.structural_map(function.body, rewriters))
+    return map_body(function, rewriters)
 
 
 def _computes(function: PrimFunc) -> bool:

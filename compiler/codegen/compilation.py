@@ -19,6 +19,7 @@ from core.device import ASYNC_COPIES_SINCE
 
 # TVM passes to skip on CPUs: they concern GPU threads, or LLVM does the same work.
 _NOT_FOR_CPUS = (
+    "s_tir.HoistIfThenElse",
     "s_tir.InferFragment",
     "s_tir.InjectDoubleBuffer",
     "s_tir.InjectPermutedLayout",
@@ -31,6 +32,7 @@ _NOT_FOR_CPUS = (
     "s_tir.LowerVtcmAlloc",
     "s_tir.ManifestSharedMemoryLocalStage",
     "s_tir.MergeSharedMemoryAllocations",
+    "s_tir.RenormalizeSplitPattern",
     "s_tir.ThreadSync",
     "s_tir.TransformMmaBufferLayout",
     "s_tir.UnifyThreadBinding",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 from tvm.tirx import EQ, GE, GT, LE, LT, NE, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 
 _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 _TRIGONOMETRY = (
@@ -50,9 +49,7 @@ def compute_in_known_types(module: tvm.IRModule) -> tvm.IRModule:
 def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target") if function.attrs else None
     compute = _by_libm if target is not None and target.kind.name == "llvm" else _widened
-    return function.with_body(
-        tvm_ffi.structural_map(function.body, [(_COMPARISONS, _compare_bytes), (Call, compute)])
-    )
+    return map_body(function, [(_COMPARISONS, _compare_bytes), (Call, compute)])
 
 
 def _compare_bytes(comparison: Any) -> Any:

@@ -12,11 +12,10 @@ import re
 from pathlib import Path
 
 import tvm
-import tvm_ffi
 from tvm.ir import Call, Var
 from tvm.tirx import AllocBuffer, DeclBuffer, PrimFunc, buffer_data, decl_buffer
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.codegen.tensor_maps import define_fetches
 from compiler.codegen.warpgroups import define_warpgroups
 from compiler.tir_nodes import find_all, op_name
@@ -45,7 +44,7 @@ def _declare(function: PrimFunc) -> PrimFunc:
     if not declared:
         return function
     rename = (Var, lambda variable: declared.get(variable, variable))
-    return function.with_body(tvm_ffi.structural_map(function.body, rename))
+    return map_body(function, rename)
 
 
 def point_by_types(module: tvm.IRModule) -> tvm.IRModule:
@@ -79,7 +78,7 @@ def _point_by_types(function: PrimFunc) -> PrimFunc:
         own = buffer_data(of_type[dtype])
         return Call(call.op, [annotation, own, *rest], call.attrs, call.ty_args, ret_ty=call.ty)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (Call, point)))
+    return map_body(function, (Call, point))
 
 
 def use_mma_sync(source: str) -> str:

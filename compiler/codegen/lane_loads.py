@@ -16,7 +16,7 @@ from tvm.ir import TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ramp, SeqStmt, Shuffle, Var
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
 from compiler.tir_nodes import find_all
 
@@ -44,7 +44,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target")
     if target is None or not is_arm(target):
         return function
-    return function.with_body(tvm_ffi.structural_map(function.body, (For, _joined)))
+    return map_body(function, (For, _joined))
 
 
 def _joined(loop: For) -> For:

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx import For, PrimFunc, Var
 
-from compiler.codegen.rewrite import rewrite_for_llvm
+from compiler.codegen.rewrite import map_body, rewrite_for_llvm
 
 HINT = "pragma_loop_partition_hint"
 
@@ -28,7 +28,7 @@ def count_in_int32(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
     """
 
     def rewrite(function: PrimFunc) -> PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (For, _counted)))
+        return map_body(function, (For, _counted))
 
     return rewrite_for_llvm(module, target, rewrite)
 

@@ -9,13 +9,12 @@ import math
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.tirx import NE, Broadcast, FloatImm, Let, Max, Min, PrimFunc, Select
 
 from compiler.codegen.fragments import KERNELS_START
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
 
 _LLVM = {Max: "llvm.maximum", Min: "llvm.minimum"}
@@ -47,8 +46,7 @@ def propagate_nan(module: tvm.IRModule) -> tvm.IRModule:
 def _rewrite(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target") if function.attrs else None
     replace = _by_instruction if target is not None and is_arm(target) else _by_operand_order
-    rewritten = tvm_ffi.structural_map(function.body, [((Max, Min), replace), (NE, _differs)])
-    return function.with_body(rewritten)
+    return map_body(function, [((Max, Min), replace), (NE, _differs)])
 
 
 def _differs(comparison: Any) -> Any:

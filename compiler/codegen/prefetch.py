@@ -70,17 +70,18 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
 def _rewrite(function: PrimFunc) -> PrimFunc:
     own: list[Any] = []
     loops: list[For] = []
-    stores: list[BufferStore] = []
+    streamed = _Streamed(own)
     tvm_ffi.structural_walk(
         function.body,
         [
             (AllocBuffer, lambda each: own.append(each.buffer)),
             (For, loops.append),  # inner loops come first
-            (BufferStore, stores.append),
+            (TensorLoad, streamed.see_load),
+            (BufferStore, streamed.see_store),
         ],
     )
     rows: defaultdict[int, list[Any]] = defaultdict(list)
-    for load in _streamed(stores, own):
+    for load in streamed.loads():
         used: list[Any] = []
         tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
         innermost = next((at for at, loop in enumerate(loops) if _has(used, loop.loop_var)), None)
@@ -113,21 +114,45 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
 
 
-def _streamed(stores: list[BufferStore], own: list[Any]) -> Iterable[TensorLoad]:
-    """Return the distinct vector loads that are added to stored values, from large buffers other than the
-    function's `own`.
+class _Streamed:
+    """Finds the distinct vector loads that are added to stored values, from large buffers other than the
+    function's `own`, in a walk that visits inner nodes first.
     """
-    found = {}
-    for store in stores:
+
+    def __init__(self, own: list[Any]) -> None:
+        self._own = own
+        self._found: dict[Any, TensorLoad] = {}
+        self._is_large: dict[Any, bool] = {}
+        self._since_store: list[TensorLoad] = []
+
+    def see_load(self, load: TensorLoad) -> None:
+        self._since_store.append(load)
+
+    def see_store(self, store: BufferStore) -> None:
+        """Search the store's value only if it may add a load to those found: an unrolled loop has hundreds of
+        stores, and most of them repeat these loads.
+        """
+        # Also the loads in the store's indices, and in conditions before it.
+        loads, self._since_store = self._since_store, []
+        if not any(load.source.same_as(store.buffer) for load in loads):
+            return
+        if all(tvm_ffi.StructuralKey(load) in self._found for load in loads if self._may_stream(load)):
+            return
         loads = find_all(store.value, TensorLoad)
         # `load_lanes` reads one lane of a vector at a time, so these loads don't stream.
         lanes = [load for each in find_all(store.value, Shuffle) for load in find_all(each, TensorLoad)]
         loads = [load for load in loads if not _has(lanes, load)]
         if any(load.source.same_as(store.buffer) for load in loads):
-            for load in loads:
-                if _is_vector(load) and _bytes(load) >= MIN_OPERAND_BYTES and not _has(own, load.source):
-                    found[tvm_ffi.StructuralKey(load)] = load
-    return found.values()
+            self._found |= {tvm_ffi.StructuralKey(load): load for load in loads if self._may_stream(load)}
+
+    def loads(self) -> Iterable[TensorLoad]:
+        # Whether a buffer is the function's own is known after the walk.
+        return (load for load in self._found.values() if not _has(self._own, load.source))
+
+    def _may_stream(self, load: TensorLoad) -> bool:
+        if load.source not in self._is_large:
+            self._is_large[load.source] = _bytes(load) >= MIN_OPERAND_BYTES
+        return self._is_large[load.source] and _is_vector(load)
 
 
 def _has(variables: list[Any], variable: Any) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 from tvm.tirx import Add, Cast, FloatImm, Max, Min, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_for_llvm
+from compiler.codegen.rewrite import map_body, rewrite_for_llvm
 from compiler.target import is_x86
 from compiler.tir_nodes import op_name
 
@@ -35,8 +34,8 @@ def quantize_in_vectors(module: tvm.IRModule, target: tvm.target.Target) -> tvm.
     saturates = target.kind.name == "llvm" and is_x86(target)
 
     def rewrite(function: PrimFunc) -> PrimFunc:
-        body = tvm_ffi.structural_map(function.body, (Cast, _saturated)) if saturates else function.body
-        return function.with_body(tvm_ffi.structural_map(body, (Call, _by_llvm)))
+        saturated = map_body(function, (Cast, _saturated)) if saturates else function
+        return map_body(saturated, (Call, _by_llvm))
 
     return rewrite_for_llvm(module, target, rewrite)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm.tirx import PrimFunc
 
 
@@ -21,3 +23,15 @@ def rewrite_for_llvm(
 ) -> tvm.IRModule:
     """Rewrite all PrimFuncs if LLVM generates the code; return the module itself for other targets."""
     return rewrite_prim_funcs(module, rewrite) if target.kind.name == "llvm" else module
+
+
+def map_body(
+    function: PrimFunc,
+    callbacks: tuple[Any, Callable[[Any], Any]] | Sequence[tuple[Any, Callable[[Any], Any]]],
+) -> PrimFunc:
+    """Apply the callbacks of `tvm_ffi.structural_map` to a function's body.
+
+    Return the function itself if they change nothing: making one takes longer than walking over its body.
+    """
+    body = tvm_ffi.structural_map(function.body, callbacks)
+    return function if body.same_as(function.body) else function.with_body(body)

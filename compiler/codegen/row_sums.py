@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferStore, For, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_for_llvm
+from compiler.codegen.rewrite import map_body, rewrite_for_llvm
 
 REDUCERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 # For other lengths LLVM generates worse code from the tree than from the loop (24 terms: four times as slow).
@@ -29,7 +28,7 @@ def add_as_trees(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModul
     """
 
     def rewrite(function: PrimFunc) -> PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (For, _as_tree)))
+        return map_body(function, (For, _as_tree))
 
     return rewrite_for_llvm(module, target, rewrite)
 

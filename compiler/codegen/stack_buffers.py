@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 
 import tvm
-import tvm_ffi
 from tvm.tirx import AllocBuffer, IntImm, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 
 # A core has at most 2 KiB of vector registers, and a thread megabytes of stack.
 MAX_STACK_BYTES = 8192
@@ -21,7 +20,7 @@ MAX_STACK_BYTES = 8192
 
 def keep_on_stack(module: tvm.IRModule) -> tvm.IRModule:
     def rewrite(function: PrimFunc) -> PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (AllocBuffer, _mark)))
+        return map_body(function, (AllocBuffer, _mark))
 
     return rewrite_prim_funcs(module, rewrite)
 

@@ -19,7 +19,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm.tirx import Cast, Let, PrimFunc, Select
 
-from compiler.codegen.rewrite import rewrite_for_llvm
+from compiler.codegen.rewrite import map_body, rewrite_for_llvm
 from compiler.tir_nodes import find_all
 
 Expr = Any
@@ -85,7 +85,7 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     """
 
     def rewrite(function: PrimFunc) -> PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (Call, _expand_call)))
+        return map_body(function, (Call, _expand_call))
 
     return rewrite_for_llvm(module, target, rewrite)
 

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm.ir import StringImm
 from tvm.tirx import AttrStmt, For, IntImm, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.tir_nodes import find_all
 
 _FUNCTIONS = Path(__file__).with_name("warpgroups.cuh").read_text()
@@ -41,7 +41,7 @@ def wait_for_all_operands(module: tvm.IRModule) -> tvm.IRModule:
     def rewrite(function: PrimFunc) -> PrimFunc:
         if not any(is_product(name) for name in find_all(function.body, StringImm)):
             return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (For, corrected)))
+        return map_body(function, (For, corrected))
 
     def is_product(name: StringImm) -> bool:
         return str(name.value).startswith(_PRODUCTS)

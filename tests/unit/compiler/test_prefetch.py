@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
+from tvm.ir import TensorLoad
 
+from compiler import tir_nodes
 from compiler.codegen import prefetch
 from compiler.codegen.prefetch import AHEAD_BYTES, LINE_BYTES, MIN_OPERAND_BYTES
 from tests.register_tiles import compile_tile, register_tile
@@ -47,17 +51,36 @@ def test_sums_stay_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prefetched.count("store <") == plain.count("store <")
 
 
+def _flat(*more: tvm.transform.Pass) -> tvm.IRModule:
+    """Return a product with one dimension and vectors, after `more` passes."""
+    passes = [
+        tvm.s_tir.transform.LowerInitBlock(),
+        tvm.s_tir.transform.ConvertBlocksToOpaque(),
+        tvm.s_tir.transform.LowerOpaqueBlock(),
+        tvm.tirx.transform.FlattenBuffer(),
+        tvm.tirx.transform.VectorizeLoop(),
+        *more,
+    ]
+    return tvm.transform.Sequential(passes)(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES)))
+
+
+def test_stores_that_repeat_loads_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def find_all(expression: Any, *kinds: type) -> list[Any]:
+        if kinds == (TensorLoad,):
+            searched.append(expression)
+        return tir_nodes.find_all(expression, *kinds)
+
+    monkeypatch.setattr(prefetch, "find_all", find_all)
+    unrolled = prefetch.prefetch_operands(_flat(tvm.tirx.transform.UnrollLoop()))["main"]
+    assert unrolled.script().count("weight_1[T.Ramp(") == ROWS
+    assert unrolled.script().count(prefetch._NAME) == VECTOR * 4 // LINE_BYTES
+    assert len(searched) == 1
+
+
 def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
-    flat = tvm.transform.Sequential(
-        [
-            tvm.s_tir.transform.LowerInitBlock(),
-            tvm.s_tir.transform.ConvertBlocksToOpaque(),
-            tvm.s_tir.transform.LowerOpaqueBlock(),
-            tvm.tirx.transform.FlattenBuffer(),
-            tvm.tirx.transform.VectorizeLoop(),
-        ]
-    )(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES)))
-    text = prefetch.prefetch_operands(flat)["main"].script()
+    text = prefetch.prefetch_operands(_flat())["main"].script()
     assert (
         f"""
         for i in T.unroll({ROWS}):
