@@ -64,6 +64,12 @@ def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
     return [module_run_of(row) for row in session.scalars(runs)]
 
 
+def has_open(session: Session, job_ids: Sequence[str]) -> bool:
+    """Return whether a module run of these jobs isn't done."""
+    runs = select(ModuleRunRow.id).where(ModuleRunRow.job_id.in_(job_ids), ModuleRunRow.state != "done")
+    return session.scalar(runs.limit(1)) is not None
+
+
 def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """Return the repeats of the artifact that was published before a job, by job. Omit jobs without one."""
     timed = select(ModuleRunRow.job_id, ModuleRunRow.run_s).where(

@@ -101,7 +101,7 @@ def _import(context: Context, job: Job, device: Device) -> None:
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
             if state is JobState.TUNING and job.request.budget.trials:
-                # The device times the model while the first round is planned.
+                # The device times the model before the first trial. A planner on its cores waits for that.
                 onnx_runtime.request(session, job, imported, device, context.now())
 
 

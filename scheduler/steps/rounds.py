@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.job import EndReason, JobState
 from records import devices
-from records.fleet import workers
+from records.fleet import module_runs, workers
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
@@ -99,9 +99,13 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
     batch_size = _batch_size(session, context, group, left)
     num_open = sum(trials.count_open(session, job.id) for job in group.jobs)
-    if num_open > _plan_ahead(session, context, group) * batch_size:
+    ahead = _plan_ahead(session, context, group)
+    if num_open > ahead * batch_size:
         # Most wake-ups end here. To count all trials takes longer with each.
         return RoundPlan(trials=0, issuable=num_open)
+    if left > 0 and not ahead and module_runs.has_open(session, [job.id for job in group.jobs]):
+        # Planning would slow ONNX Runtime down, which the device is timing.
+        return RoundPlan(trials=0, issuable=left)
     budget = read_remaining(session, group)
     # A search that found nothing new finds nothing until the next result arrives.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done

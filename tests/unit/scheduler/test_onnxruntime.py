@@ -71,6 +71,20 @@ def test_onnx_runtime_is_timed_when_the_search_begins_and_again_at_its_end(
     assert compared(farm) == ("1.31.1", (0.0131,), pytest.approx(1.31), "")
 
 
+@pytest.mark.parametrize(("ahead", "planned"), [(0, 0), (1, 4)])
+def test_a_planner_that_shares_the_devices_cores_waits_for_onnx_runtime(
+    farm: Farm, onnx: FakeCompiler, ahead: int, planned: int
+) -> None:
+    farm.restart(plan_ahead=ahead)
+    farm.submit()
+    farm.plug_in()
+    farm.sweep()
+    assert (farm.job().state, farm.job().trials_issued) == (JobState.TUNING, planned)
+    farm.work()
+    farm.drain()
+    assert farm.job().trials_issued >= 4
+
+
 @pytest.mark.parametrize(
     ("missing", "error", "note"),
     [
