@@ -48,7 +48,7 @@ from compiler.importing.spec import (
     is_out_of_memory,
 )
 from compiler.importing.values import UnsupportedOperator
-from compiler.importing.views import read_through_views
+from compiler.importing.views import read_through_views, view_reshaped
 from compiler.precision.half import compute_halves, reduce_in_floats
 from compiler.precision.narrow_weights import mark_narrow_weights
 from compiler.precision.packed_weights import multiply_in_bytes, unpack
@@ -238,6 +238,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
         transform.DeadCodeElimination(),
         number_calls,
         transform.FuseOps(),
+        view_reshaped,
         name_calls,
         transform.FuseTIR(),
         # Marks the constant operands of each function: these may be packed (compiler.constants.packing).

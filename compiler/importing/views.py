@@ -6,6 +6,7 @@ readers, as in attention, becomes a copy in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -29,6 +30,29 @@ def read_through_views(mod: tvm.IRModule) -> tvm.IRModule:
         k = squeeze(strided_slice(permute_dims(x, axes=[2, 0, 1]), [0], [1], [2]), axis=[0])
     """
     return rewrite_functions(mod, lambda function: _Reader(mod).visit_expr(function))
+
+
+def view_reshaped(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace kernels of `main` that only reshape by reshapes, which need no kernel: the result is where the
+    input is. Outputs stay copies. Run this after FuseOps, so that no group contains one.
+
+        lv = call_tir(softmax, (x,))
+        lv1 = call_tir(reshape, (lv,))
+    ->
+        lv = call_tir(softmax, (x,))
+        lv1 = reshape(lv, (1, 4, 256, 256))
+    """
+    main = relax.transform.CanonicalizeBindings()(mod)["main"]
+    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    result = values.get(main.body.body, main.body.body)
+    outputs = {main.body.body, *(result.fields if isinstance(result, relax.Tuple) else ())}
+    copies = [values[output] for output in outputs if output in values]
+    functions = {
+        name: _Viewer(mod, copies).visit_expr(main) if name.name_hint == "main" else function
+        for name, function in mod.functions_items()
+    }
+    viewed = tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return relax.transform.DeadCodeElimination()(viewed)
 
 
 @relax.expr_functor.mutator
@@ -74,6 +98,22 @@ class _Reader(relax.PyExprMutator):
 
     def _definition(self, value: relax.Expr) -> Any:
         return self.lookup_binding(value) if isinstance(value, relax.Var) else None
+
+
+@relax.expr_functor.mutator
+class _Viewer(relax.PyExprMutator):
+    """Replaces calls of functions that reshape, except `copies`."""
+
+    def __init__(self, mod: tvm.IRModule, copies: Sequence[relax.Expr]) -> None:
+        super().__init__(mod)
+        self._mod, self._copies = mod, copies
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        shape = static_shape(op)
+        if _name(op) != "relax.call_tir" or shape is None or any(op.same_as(copy) for copy in self._copies):
+            return op
+        is_reshape = relax.analysis.has_reshape_pattern(self._mod[op.args[0]])
+        return relax.op.reshape(self.visit_expr(op.args[1].fields[0]), shape) if is_reshape else op
 
 
 def _name(expr: Any) -> str:

@@ -101,3 +101,31 @@ def _calls(module: tvm.IRModule) -> list[tvm.ir.Call]:
 def test_takes_of_what_was_computed_stay_takes() -> None:
     names = [call.op.name for call in _calls(read_through_views(_module(_takes_of_results)))]
     assert names.count("relax.take") == 2
+
+
+def _reshaped(*, is_output: bool) -> Emit:
+    """The softmax of a reshaped softmax; the reshaped one is an output, too, or isn't."""
+
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
+        flat = b.emit(relax.op.reshape(b.emit(relax.op.nn.softmax(x)), (TOKENS * 3, HEADS * WIDTH)))
+        return [relax.op.nn.softmax(flat), *([flat] if is_output else [])]
+
+    return emit
+
+
+@pytest.mark.parametrize(
+    ("is_output", "kernels"), [(False, ["softmax", "softmax"]), (True, ["softmax", "reshape", "softmax"])]
+)
+def test_a_reshape_between_kernels_is_none_unless_it_is_an_output(
+    is_output: bool, kernels: list[str]
+) -> None:
+    module = _module(_reshaped(is_output=is_output))
+    fused = fuse_operators(module, NATIVE)
+    assert [call.args[0].name_hint.rstrip("0123456789") for call in kernel_calls(fused)] == kernels
+    for ours, theirs in zip(_run(fused), _run(module), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_reshaped_input_is_returned_as_a_copy() -> None:
+    fused = fuse_operators(_module(lambda b, x: [b.emit(relax.op.reshape(x, (TOKENS, -1))), x]), NATIVE)
+    assert len(kernel_calls(fused)) == 1
