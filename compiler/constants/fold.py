@@ -21,15 +21,18 @@ Array = NDArray[np.generic]
 MAX_CONSTANT_BYTES = 512 << 20
 
 
-def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
+def fold_constants(mod: tvm.IRModule, *, widen: bool = False) -> tvm.IRModule:
     """Replace every expression of constants that numpy can evaluate by its value.
 
         lv = permute_dims(w, axes=[2, 3, 1, 0])
         gv = conv2d(x, lv)
     ->
         gv = conv2d(x, w')
+
+    Dequantized weights stay expressions, because kernels of bytes read the bytes; with `widen`, they become
+    floats, as biases do.
     """
-    return rewrite_functions(mod, lambda function: _ConstantFolder(mod).visit_expr(function))
+    return rewrite_functions(mod, lambda function: _ConstantFolder(mod, widen).visit_expr(function))
 
 
 def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> tvm.IRModule:
@@ -52,9 +55,13 @@ def constant(value: Array) -> GenericConst:
 class _ConstantFolder(relax.PyExprMutator):
     """Folds calls into bindings `var = constant`, which CanonicalizeBindings removes."""
 
+    def __init__(self, mod: tvm.IRModule, widen: bool) -> None:
+        super().__init__(mod)
+        self._evaluate = _EVALUATE | ({"relax.dequantize": _dequantize} if widen else {})
+
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
-        evaluate = _EVALUATE.get(getattr(call.op, "name", ""))
+        evaluate = self._evaluate.get(getattr(call.op, "name", ""))
         shape = static_shape(call)
         if evaluate is None or shape is None or math.prod(shape) * 8 > MAX_CONSTANT_BYTES:
             return call
@@ -114,15 +121,22 @@ def _divide(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ..
         return np.divide(*values)
 
 
-def _dequantize(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array | None:
-    data, scale, zero = values
-    if data.dtype != np.int32 or data.ndim > 1:
-        return None  # types other than biases' would grow, and bytes have their own kernels
-    return np.multiply(np.subtract(data, zero, dtype=np.float32), scale)
+def _dequantize(values: Sequence[Array], attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array | None:
+    data = values[0]
+    if data.dtype.kind not in "iu" or data.dtype.itemsize > 4 or attrs.out_dtype != "float32":
+        return None
+    along = [-1 if axis == int(attrs.axis) % max(data.ndim, 1) else 1 for axis in range(data.ndim)]
+    scale, zero = (value if value.size == 1 else value.reshape(along) for value in values[1:])
+    return np.multiply(np.subtract(data, zero, dtype=np.int32).astype(np.float32), scale)
+
+
+def _dequantize_biases(values: Sequence[Array], attrs: tvm.ir.Attrs, shape: tuple[int, ...]) -> Array | None:
+    data = values[0]
+    return _dequantize(values, attrs, shape) if data.dtype == np.int32 and data.ndim <= 1 else None
 
 
 _EVALUATE: dict[str, _Evaluate] = {
-    "relax.dequantize": _dequantize,
+    "relax.dequantize": _dequantize_biases,
     "relax.add": _ufunc(np.add),
     "relax.subtract": _ufunc(np.subtract),
     "relax.multiply": _ufunc(np.multiply),

@@ -263,6 +263,7 @@ def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     passes = [
         lambda module: _with_weights_for(module, parse_target(target)),
         lambda module: compute_halves(module, parse_target(target)),
+        lambda module: fold_constants(module, widen=True),
         legalize,
         relax.get_pipeline("zero"),
     ]

@@ -70,6 +70,26 @@ def test_integer_division_is_left_to_tvm() -> None:
     assert "divide" in _operators(fold_constants(_module(emit)))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
+@pytest.mark.parametrize(("axis", "count"), [(0, 1), (1, 4), (-1, 6)])
+def test_dequantized_weights_become_floats_if_wanted(dtype: str, axis: int, count: int) -> None:
+    """The extremes of the type, too, but for int32, whose differences TVM computes in int32."""
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype)
+    codes = rng.integers(limits.min // 2, limits.max // 2, (1, 4, 1, 6)).astype(dtype)
+    codes.flat[:2] = (0, 1) if dtype == "int32" else (limits.min, limits.max)
+    zeros = rng.integers(0, 100, count).astype(dtype)
+
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        constants = (relax.const(codes, dtype), _const(count), relax.const(zeros, dtype))
+        return relax.op.add(x, b.emit(relax.op.dequantize(*constants, axis)))
+
+    mod = _module(emit)
+    assert _operators(fold_constants(mod)) == ["dequantize", "add"]
+    folded = fold_constants(mod, widen=True)
+    assert _operators(folded) == ["add"]
+    assert np.array_equal(_run(folded), _run(mod))
+
+
 def test_a_large_result_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "MAX_CONSTANT_BYTES", 100)
     mod = _module(lambda b, x: relax.op.add(x, b.emit(relax.op.broadcast_to(_const(1, 4, 1, 1), SHAPE))))
