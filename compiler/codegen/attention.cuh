@@ -83,7 +83,7 @@ __device__ inline void multiply_keys(float* scores, const typename operand<T>::v
     left_operand<T> a[Rows];
 #pragma unroll
     for (int i = 0; i < Rows; ++i)
-      load_matrix_sync(a[i], queries + (threadIdx.y * Rows + i) * 16 * query_stride + k, query_stride);
+      load_matrix_sync(a[i], queries + i * 16 * query_stride + k, query_stride);
     add_products<T, Rows, Columns, ByRows, false>(scores, a, keys + k * (ByRows ? stride : 1), stride);
   }
 }
@@ -188,7 +188,7 @@ __device__ inline void add_four_products(float* sums, const float (&a)[2 * Rows]
 template <int Rows, int Columns, int Depth, bool ByRows>
 __device__ inline void multiply_keys_in_lanes(float* scores, const float* queries, int query_stride, const float* keys,
                                               int stride) {
-  const float* own = queries + (threadIdx.y * Rows * 16 + lane() / 4) * query_stride;
+  const float* own = queries + lane() / 4 * query_stride;
 #pragma unroll
   for (int i = 0; i < Rows * Columns * 8; ++i) scores[i] = 0;
 #pragma unroll 2
@@ -221,6 +221,43 @@ __device__ inline void multiply_values_in_lanes(float* sums, const float* weight
               0xffffffffu, weights[(row / 2 * Columns + j) * 8 + n / 2 * 4 + row % 2 * 2 + n % 2], owner, 4);
       add_four_products<Rows, Width, ByRows>(sums, a, values + (j * 16 + owner * 4) * (ByRows ? stride : 1), stride);
     }
+}
+
+// Adds up what `Parts` warps with the same queries have found for their parts of the keys, in the first of them. The
+// others pass sums, maxima and totals by shared memory, value by value of all lanes.
+template <int Rows, int Width, int Parts>
+__device__ inline void add_parts(float* sums, float* maxima, float* totals, void* exchanged) {
+  constexpr int values = Rows * Width * 8, rows = Rows * 2;
+  const float lowest = __int_as_float(0xff800000);
+  float* own = (float*)exchanged + threadIdx.y * (values + 2 * rows) * 32 + lane();
+  if (threadIdx.y % Parts) {
+#pragma unroll
+    for (int i = 0; i < values; ++i) own[i * 32] = sums[i];
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      own[(values + row) * 32] = maxima[row];
+      own[(values + rows + row) * 32] = totals[row];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.y % Parts) return;
+#pragma unroll 1
+  for (int part = 1; part < Parts; ++part) {
+    own += (values + 2 * rows) * 32;
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      float before = maxima[row], other = own[(values + row) * 32], largest = fmaxf(before, other);
+      float base = largest == lowest ? 0 : largest;
+      float scale = __expf(before - base), other_scale = __expf(other - base);
+      maxima[row] = largest;
+      totals[row] = totals[row] * scale + own[(values + rows + row) * 32] * other_scale;
+#pragma unroll
+      for (int n = 0; n < Width * 4; ++n) {
+        int i = (row / 2 * Width + n / 4) * 8 + n % 4 / 2 * 4 + row % 2 * 2 + n % 2;
+        sums[i] = sums[i] * scale + own[i * 32] * other_scale;
+      }
+    }
+  }
 }
 
 // Divides the weighted values by the sums of their weights. Four lanes have parts of such a sum.

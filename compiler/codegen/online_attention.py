@@ -54,6 +54,7 @@ class Sizes:
     columns                              the fragments of keys of a step
     stages                               the tiles of keys, and those of values, in shared memory
     query_lanes, key_lanes, value_lanes  the elements that a thread fetches at once
+    parts                                the warps that share queries, each with a part of a step's keys
     """
 
     warps: int
@@ -63,18 +64,26 @@ class Sizes:
     query_lanes: int
     key_lanes: int
     value_lanes: int
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if not all(0 < size <= MAX_SIZE for size in vars(self).values()):
             raise NoAttention(f"the sizes of an attention are from 1 to {MAX_SIZE}, not {vars(self)}")
+        if self.warps % self.parts:
+            raise NoAttention(f"{self.parts} parts of keys don't divide {self.warps} warps")
 
     @property
     def queries(self) -> int:
-        return SIDE * self.warps * self.rows
+        return SIDE * self.warps // self.parts * self.rows
+
+    @property
+    def keys_of_warp(self) -> int:
+        return SIDE * self.columns
 
     @property
     def keys(self) -> int:
-        return SIDE * self.columns
+        """The keys of a step."""
+        return self.parts * self.keys_of_warp
 
 
 def write_attention(module: tvm.IRModule) -> tvm.IRModule:
@@ -95,6 +104,7 @@ def write_attention(module: tvm.IRModule) -> tvm.IRModule:
                 for ... in T.unroll: S_local[i, j] = f(S_local[i, j])
                 weigh_scores(S_local, V_local, M_local, L_local)
                 multiply_values(V_local, S_local, W_shared)
+            add_parts(V_local, M_local, L_local)                          # if warps share queries
             divide_by_totals(V_local, L_local)
             for ... in T.unroll: Y[s, i, j] = g(V_local[i, j])
     """
@@ -303,6 +313,9 @@ class _Kernel:
         self._columns = width
         self._blocks = -(-self._queries // sizes.queries)
         self._block, self._warp, self._lane = (_index(name) for name in ("block", "warp", "lane"))
+        # The place of a warp's queries and of its keys among those of the block and of a step.
+        self._own_queries = tirx.floordiv(self._warp, sizes.parts) * (SIDE * sizes.rows)
+        self._own_keys = tirx.floormod(self._warp, sizes.parts) * sizes.keys_of_warp
         self._image = tirx.floordiv(self._block, self._blocks)
         self._first = tirx.floormod(self._block, self._blocks) * sizes.queries
         self._step = _index("step")
@@ -331,6 +344,12 @@ class _Kernel:
                 ("totals", sizes.rows * 2),
             )
         )
+        # What each lane passes to the warp with the first part of the keys. Its memory has the type of the
+        # operands, because TVM refuses pointers of another type to memory that it reuses.
+        dtype = attention.query.dtype
+        size = sizes.rows * (self._width * OF_LANE + 4) * WARP * sizes.warps * 32 // tvm.DataType(dtype).bits
+        exchanged = tirx.decl_buffer((size,), dtype, "exchanged", scope=SHARED, layout=None)
+        self._exchanged = [exchanged] if sizes.parts > 1 else []
 
     def body(self) -> SBlockRealize:
         own = [self._begin(), self._fetch_queries(), self._over_keys(), self._finish()]
@@ -338,7 +357,7 @@ class _Kernel:
         warps = _bound(self._warp, self._sizes.warps, "threadIdx.y", threads)
         grid = _bound(self._block, self._images * self._blocks, "blockIdx.x", warps)
         kept = [self._scores, self._sums, self._maxima, self._totals]
-        return _block("root", grid, [], [], [*self._shared, *kept])
+        return _block("root", grid, [], [], [*self._shared, *self._exchanged, *kept])
 
     def _begin(self) -> SBlockRealize:
         started = [(self._sums, 0.0), (self._totals, 0.0), (self._maxima, -math.inf)]
@@ -379,10 +398,10 @@ class _Kernel:
                 f"multiply_keys{self._products}",
                 [*self._types, *counts, self._depth, attention.keys_by_rows],
                 self._scores.access_ptr("rw"),
-                *self._query_tile.arguments,
-                *self._key_tile.arguments,
+                *self._query_tile.arguments(self._own_queries),
+                *self._key_tile.arguments(*_ordered((_zero(), self._own_keys), attention.keys_by_rows)),
             ),
-            *self._scored(first),
+            *self._scored(first + self._own_keys),
             _called(
                 "weigh_scores",
                 [*counts, self._width],
@@ -393,7 +412,7 @@ class _Kernel:
                 [*self._types, *counts, self._width, attention.values_by_rows],
                 self._sums.access_ptr("rw"),
                 self._scores.access_ptr("r"),
-                *self._value_tile.arguments,
+                *self._value_tile.arguments(*_ordered((self._own_keys, _zero()), attention.values_by_rows)),
             ),
         ]
         kept = [self._scores, self._sums, self._maxima, self._totals]
@@ -431,7 +450,7 @@ class _Kernel:
             self._totals.access_ptr("r"),
         )
         lanes = 2 if self._columns % 2 == 0 else 1
-        statements: list[Any] = [divide]
+        statements: list[Any] = [*self._add_parts(), divide]
         for number in range(0, int(self._sums.ty.shape[0]), lanes):
             row, column = self._place(number, self._width)
             lane = _index("v")
@@ -443,13 +462,26 @@ class _Kernel:
             store: Any = BufferStore(result.block.body.buffer, value, indices)
             store = For(lane, 0, lanes, ForKind.VECTORIZED, store) if lanes > 1 else _at_zero(store, lane)
             conditions = []
+            if self._sizes.parts > 1:
+                conditions.append(tirx.floormod(self._warp, self._sizes.parts) == 0)
             if self._has_more_rows:
                 conditions.append(self._first + row < self._queries)
             if self._columns % SIDE:
                 conditions.append(column < self._columns)
             statements.append(_guarded(store, conditions))
         written = result.block.body.buffer
-        return _block("finish", SeqStmt(statements), [self._sums, self._totals], [self._sums, written])
+        kept = [self._sums, self._maxima, self._totals, *self._exchanged]
+        return _block("finish", SeqStmt(statements), kept, [*kept, written])
+
+    def _add_parts(self) -> list[Evaluate]:
+        """Add up what the warps that share queries have found for their parts of the keys."""
+        if self._sizes.parts == 1:
+            return []
+        kept = (self._sums, self._maxima, self._totals)
+        (exchanged,) = self._exchanged
+        parameters = [self._sizes.rows, self._width, self._sizes.parts]
+        pointers = (one.access_ptr("rw") for one in (*kept, exchanged))
+        return [_called("add_parts", parameters, *pointers)]
 
     def _source(self, value: Expr) -> Any:
         """Return the sums that the result is computed from."""
@@ -471,7 +503,7 @@ class _Kernel:
         """Return the row and the column of a lane's value, within the block."""
         fragment, value = divmod(number, OF_LANE)
         i, j = divmod(fragment, columns)
-        row = self._warp * (SIDE * self._sizes.rows) + tirx.floordiv(self._lane, 4)
+        row = self._own_queries + tirx.floordiv(self._lane, 4)
         # A lane's four columns are neighbours, or two pairs of neighbours.
         of_lane, of_pair = (4, 2) if self._in_lanes else (2, 8)
         column = tirx.floormod(self._lane, 4) * of_lane
@@ -521,10 +553,10 @@ class _Tile:
         buffer = tirx.decl_buffer((rows, row + skew), dtype, name, scope=SHARED, layout=None)
         return cls(buffer, rows, row)
 
-    @property
-    def arguments(self) -> tuple[Expr, int]:
-        """A pointer to the tile, and the distance of its rows."""
-        return self.buffer.access_ptr("r"), int(self.buffer.ty.shape[1])
+    def arguments(self, row: Expr, element: Expr = 0) -> tuple[Expr, int]:
+        """Return a pointer to an element of the tile, and the distance of its rows."""
+        distance = int(self.buffer.ty.shape[1])
+        return self.buffer.access_ptr("r", offset=row * distance + element), distance
 
 
 def _index(name: str) -> Var:

@@ -141,7 +141,9 @@ def online_attention_seconds(population: Population, stage: Stage, parameters: C
         ]
     )
     longest, overlap = every.max(axis=0), parameters.factors.gpu_overlap
-    softmax = tile.queries * (ONLINE_STEPS * keys + steps * (tile.columns + ROW_STEPS)) / lanes / active
+    # Each part of the keys has maxima and sums of its own, which are added up at the end.
+    row_steps = tile.parts * steps + tile.parts - 1
+    softmax = tile.queries * (ONLINE_STEPS * keys + row_steps * (tile.columns + ROW_STEPS)) / lanes / active
     of_block = longest + overlap * (every.sum(axis=0) - longest) / len(every) + softmax
     busy = balance_of(blocks / resident, parameters.cores)
     return np.asarray(blocks * of_block / parameters.cores / busy / speeds.hertz + speeds.launch_s)

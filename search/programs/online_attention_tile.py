@@ -23,6 +23,8 @@ ONLINE_COLUMNS = (1, 2, 4, 8)
 # A lane's values of a fragment, and its registers besides scores and weighted values: operands, addresses,
 # maxima and sums.
 OF_LANE, OTHER_REGISTERS = 8, 56
+# The lanes of a warp.
+LANES = 32
 # The most registers of a thread.
 MAX_REGISTERS = 255
 
@@ -57,14 +59,24 @@ class OnlineAttentionTile:
         return self.chosen("warps")
 
     @property
+    def parts(self) -> Ints:
+        """The warps that share queries, each with a part of a step's keys."""
+        return self.chosen("parts")
+
+    @property
     def queries(self) -> Ints:
         """The queries of a block."""
-        return np.asarray(SIDE * self.warps * self.chosen("fragments i"))
+        return np.asarray(SIDE * np.maximum(self.warps // self.parts, 1) * self.chosen("fragments i"))
+
+    @property
+    def keys_of_warp(self) -> Ints:
+        """The keys of a warp in a step."""
+        return np.asarray(SIDE * self.chosen("fragments j"))
 
     @property
     def keys(self) -> Ints:
         """The keys of a step."""
-        return np.asarray(SIDE * self.chosen("fragments j"))
+        return self.parts * self.keys_of_warp
 
     @property
     def depth(self) -> int:
@@ -86,9 +98,9 @@ class OnlineAttentionTile:
         cores. For each step along a sum, they are two of the left operand for each fragment of rows, and four
         of the right one for each fragment of columns. Shared memory gives one warp a value each in a cycle.
         """
-        of_rows, columns = 2 * self.chosen("fragments i"), self.keys // SIDE
+        of_rows, columns = 2 * self.chosen("fragments i"), self.keys_of_warp // SIDE
         of_scores = self.depth * (of_rows + 4 * columns)
-        return np.asarray(of_scores + self.keys * (of_rows + 4 * (self.columns // SIDE)))
+        return np.asarray(of_scores + self.keys_of_warp * (of_rows + 4 * (self.columns // SIDE)))
 
     @property
     def blocks(self) -> Ints:
@@ -107,7 +119,14 @@ class OnlineAttentionTile:
     def shared_bytes(self) -> Ints:
         """The shared memory of a block: its queries, and tiles of keys and values."""
         chosen = self.queries, self.keys, self.chosen("stages")
-        return _shared_bytes(self.sizes, self.of_scores, self.of_values, *chosen)
+        tiles = _shared_bytes(self.sizes, self.of_scores, self.of_values, *chosen)
+        return np.asarray(tiles + np.where(self.parts > 1, self.exchanged_bytes, 0))
+
+    @property
+    def exchanged_bytes(self) -> Ints:
+        """The shared memory in which warps that share queries pass their sums, maxima and totals."""
+        of_lane = self.chosen("fragments i") * (self.columns // SIDE * OF_LANE + 4)
+        return np.asarray(4 * LANES * self.warps * of_lane)
 
 
 def fits_registers(

@@ -345,6 +345,7 @@ class OnlineAttention(Stage):
         yield Choice("fragments i", self.node, ONLINE_ROWS)
         yield Choice("fragments j", self.node, ONLINE_COLUMNS)
         yield Choice("stages", self.node, STAGES)
+        yield Choice("parts", self.node, ATTENTION_TILES)
         yield from _fetch_lanes(sketch, self)
 
 
@@ -353,6 +354,7 @@ def _(stage: OnlineAttention, population: Population) -> NDArray[np.bool_]:
     gpu, tile = _gpu_of(population), OnlineAttentionTile.of(population, stage)
     sizes, stages = tile.sizes, tile.chosen("stages")
     keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & tile.fits_registers(gpu)
+    keep &= tile.warps % tile.parts == 0
     # At most half of a tile is padding.
     keep &= (tile.queries == SIDE) | (tile.queries < 2 * sizes.queries)
     keep &= tile.keys <= max(2 * sizes.keys, SIDE)

@@ -50,5 +50,5 @@ class OnlineAttentionLowering(FragmentLowering):
             found.scores.reads[index].buffer for index in (self._of_scores.first, self._of_scores.second)
         ]
         operands.append(found.values.reads[self._of_values.second].buffer)
-        kinds = ["warps", "fragments i", "fragments j", "stages", *map(fetch_kind, operands)]
+        kinds = ["warps", "fragments i", "fragments j", "stages", *map(fetch_kind, operands), "parts"]
         schedule.annotate(result, ONLINE_ATTENTION, [self.choice(kind) for kind in kinds])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,9 @@ def _compiled(case: Case, options: Mapping[str, int]) -> Candidate:
     return found
 
 
-def _tile(warps: int, rows: int, columns: int, stages: int) -> dict[str, int]:
-    return {"warps": warps, "fragments i": rows, "fragments j": columns, "stages": stages}
+def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> dict[str, int]:
+    sizes = {"warps": warps, "fragments i": rows, "fragments j": columns, "stages": stages}
+    return sizes | {"parts": parts}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,28 @@ class Ordered(Case):
 
 
 @pytest.mark.slow_lane(seconds=10)
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float16"),
+        AttentionInTf32("attention", (1, 17, 83, 24, True)),
+        AttentionOfHalves("attention", (1, 35, 90, 24, True), dtype="float32"),
+        Ordered("attention", (1, 20, 83, 24, True, True), dtype="float16"),
+        Ordered("attention", (1, 20, 83, 24, False, False), dtype="float32"),
+    ],
+    ids=["float16", "TF32", "float32", "by rows", "by columns"],
+)
+def test_warps_may_share_queries(case: Case) -> None:
+    """Some warps have only keys beyond the last in the last step, and in small steps in all of them."""
+    tiles = [_tile(2, 1, 1, 2, parts=2), _tile(4, 1, 2, 1, parts=2), _tile(4, 2, 1, 1, parts=4)]
+    found = [_compiled(case, tile) for tile in tiles]
+    # Values are exchanged where tiles may have been: TVM makes all warps wait until they are read.
+    assert all(re.search(r"__syncthreads\(\);\s+tensor_cores::add_parts<", one.source) for one in found)
+    wrong = failures(found)
+    assert not wrong, "\n\n".join(map(str, wrong))
+
+
+@pytest.mark.slow_lane(seconds=10)
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
 @pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
 def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
@@ -217,6 +241,16 @@ def _unspilled_instructions(found: Candidate, folder: Path) -> Counter[str]:
     assert resources.spilled_bytes == 0
     (folder / "cubin").write_bytes(cubin)
     return instructions(folder / "cubin")
+
+
+@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_parts_of_keys_stay_in_registers_until_they_are_added_up(dtype: str, tmp_path: Path) -> None:
+    case = AttentionOfHalves("attention", (12, 16, 2048, 64, True), dtype=dtype)
+    found = _compiled(case, _tile(4, 1, 4, 2, parts=4))
+    counts = _unspilled_instructions(found, tmp_path)
+    assert not {"STL", "LDL"} & set(counts), "nothing lies in local memory"
 
 
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")

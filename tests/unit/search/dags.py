@@ -188,10 +188,12 @@ def attention(heads: int = 2, length: int = 12, size: int = 8) -> Dag:
     )
 
 
-def joined_attention(heads: int = 2, length: int = 32, size: int = 8) -> Dag:
-    """The attention of each query, its heads side by side."""
-    joined = node("joined", {"i": length, "h": heads, "c": size}, ["attention[h, i, c]"], flops=0.0)
-    return dag(_operands(heads, length, size), [*_attention(heads, length, size), joined])
+def joined_attention(heads: int = 2, length: int = 32, size: int = 8, queries: int = 0) -> Dag:
+    """The attention of each query, its heads side by side. There are as many queries as keys by default."""
+    rows = queries or length
+    joined = node("joined", {"i": rows, "h": heads, "c": size}, ["attention[h, i, c]"], flops=0.0)
+    operands = _operands(heads, length, size) | {"query": (heads, rows, size)}
+    return dag(operands, [*_attention(heads, length, size, rows), joined])
 
 
 def attention_of_halves(heads: int = 2, length: int = 32, size: int = 16, dtype: str = "float16") -> Dag:
@@ -214,8 +216,8 @@ def _operands(heads: int, length: int, size: int) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("query", "key", "value"), (heads, length, size))
 
 
-def _attention(heads: int, length: int, size: int) -> list[Node]:
-    row = {"h": heads, "i": length}
+def _attention(heads: int, length: int, size: int, queries: int = 0) -> list[Node]:
+    row = {"h": heads, "i": queries or length}
     square = row | {"j": length}
     return [
         node("scores", square, ["query[h, i, d]", "key[h, j, d]"], reduction={"d": size}, flops=2.0),

@@ -177,10 +177,27 @@ def test_float32_with_an_online_softmax_is_bound_by_its_products() -> None:
 def test_lanes_with_more_queries_load_less_in_float32() -> None:
     (sketch,) = (s for s in generate(dags.joined_attention(12, 4096, 64), GPU) if "online" in s.key)
     one, two = (
-        choose(sketch, {"warps": 4, "fragments i": rows, "fragments j": 2, "stages": 1}) for rows in (1, 2)
+        choose(sketch, {"warps": 4, "fragments i": rows, "fragments j": 2, "stages": 1, "parts": 1})
+        for rows in (1, 2)
     )
     seconds = estimate(gather([one, two]), GPU).seconds
     assert seconds[1] < 0.9 * seconds[0]
+
+
+def test_warps_share_few_queries_of_many_keys() -> None:
+    (sketch,) = (s for s in generate(dags.joined_attention(12, 4096, 64), GPU) if "online" in s.key)
+    population = sample(sketch, 512, np.random.default_rng(0))
+    warps, parts = (population.chosen("joined", kind) for kind in ("warps", "parts"))
+    assert set(parts) > {1}
+    assert not (warps % parts).any()
+    graph = dags.joined_attention(12, 4096, 64, queries=16)
+    (sketch,) = (s for s in generate(graph, GPU) if "online" in s.key)
+    alone, shared = (
+        choose(sketch, {"warps": parts, "fragments i": 1, "fragments j": 1, "stages": 1, "parts": parts})
+        for parts in (1, 4)
+    )
+    seconds = estimate(gather([alone, shared]), GPU).seconds
+    assert seconds[1] < 0.5 * seconds[0]
 
 
 def test_an_online_softmax_keeps_to_registers_and_shared_memory() -> None:
@@ -189,6 +206,8 @@ def test_an_online_softmax_keeps_to_registers_and_shared_memory() -> None:
     rows, columns = (population.chosen("joined", f"fragments {part}") for part in "ij")
     # 8 registers for 16 columns of scores or results, and 56 others.
     assert (8 * rows * (columns + 8) + 56).max() <= 255
-    queries, stages = 16 * population.chosen("joined", "warps") * rows, population.chosen("joined", "stages")
-    assert (2 * (128 + 8) * (queries + 2 * stages * 16 * columns)).max() <= 48 << 10
+    warps, stages, parts = (population.chosen("joined", kind) for kind in ("warps", "stages", "parts"))
+    queries = 16 * warps // parts * rows
+    exchanged = (parts > 1) * 4 * 32 * warps * rows * (8 * 8 + 4)
+    assert (2 * (128 + 8) * (queries + 2 * stages * parts * 16 * columns) + exchanged).max() <= 48 << 10
     assert len(population) > 16
