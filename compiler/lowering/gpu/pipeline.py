@@ -7,6 +7,7 @@ from typing import Any
 
 from compiler.lowering.stage import StageLowering
 from core.device import ASYNC_COPIES_SINCE
+from search.dag import Dag
 
 
 def pipeline(
@@ -26,8 +27,8 @@ def pipeline(
         for k0: fetch(k0 + 1); compute(k0)
         compute(last)
 
-    Plain copies become asynchronous copies if the device has them. If a fetch also computes or transposes,
-    TVM's asynchronous copies would be wrong, so it stays synchronous.
+    Plain copies become asynchronous copies if the device has them, also those that pad with zeros. If a fetch
+    also computes or transposes, TVM's asynchronous copies would be wrong, so it stays synchronous.
 
     With `fetches_last`, the loop computes before it fetches. Products that run asynchronously then overlap
     the next fetch:
@@ -42,6 +43,20 @@ def pipeline(
     places = list(range(len(operands) + steps))
     order = places[steps:] + places[:steps] if fetches_last else places
     schedule.annotate(loop, "software_pipeline_order", order)
-    is_computed = any(name in lowering.program.sketch.dag.producer for name in operands)
-    if gpu.capability >= ASYNC_COPIES_SINCE and not is_computed:
+    are_copied = all(_is_copied(lowering.program.sketch.dag, name) for name in operands)
+    if gpu.capability >= ASYNC_COPIES_SINCE and are_copied:
         schedule.annotate(loop, "software_pipeline_async_stages", [0])
+
+
+def _is_copied(dag: Dag, name: str) -> bool:
+    """Return whether rows of an operand are rows of a buffer in memory, between zeros if they are padded."""
+    producer = dag.producer.get(name)
+    if producer is None:
+        return True
+    if producer.reduction or producer.flops or len(producer.reads) != 1 or producer.extra_writes:
+        return False
+    (read,) = producer.reads
+    before, after = dag.buffer[read.buffer], dag.buffer[name]
+    if not read.indices or before.dtype != after.dtype or before.shape[-1] != after.shape[-1]:
+        return False
+    return read.indices[-1] == producer.write.indices[-1] and _is_copied(dag, read.buffer)

@@ -22,7 +22,7 @@ from tests.cuda_emulator.toolchain import compile_error, find_nvdisasm, instruct
 from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
 from tests.devices import GPU
 from tests.floats import in_tf32
-from tests.gpu_programs import Candidate, compiled
+from tests.gpu_programs import Candidate, compiled, failures
 from tests.marks import slow_lane_except
 from tests.suite import Case
 
@@ -174,3 +174,23 @@ def test_kernels_have_the_instructions_that_were_meant(product: tuple[Case, str]
     assert counts["LDSM"] > 0, "operands are loaded by ldmatrix"
     assert counts["LDGSTS"] > 0, "operands are copied asynchronously"
     assert counts["LDL"] + counts["STL"] == 0, "nothing lies in local memory"
+
+
+@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_padded_operands_are_copied_asynchronously(dtype: str, tmp_path: Path) -> None:
+    case = Case("C2D", (7, 7, 32, 32, 3, 1, 1), dtype=dtype)
+    (sketch,) = (one for one in generate(read_dag(case.module()), GPU) if one.of_kind(StageKind.TENSOR))
+    tile = {"warps i": 1, "warps j": 1, "fragments i": 2, "fragments j": 2, "fragments k": 2, "stages": 3}
+    found = compiled(case, choose(sketch, tile | {"unroll": 0}))
+    assert isinstance(found, Candidate), str(found)
+    code, _ = compile_cubin(found.source, "sm_80")
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(code)
+    counts = instructions(cubin)
+    # Zeros are stored beside the copies, but nothing is loaded into registers.
+    assert counts["LDGSTS"] > 0
+    assert counts["LDG"] == 0
+    wrong = failures([found])
+    assert not wrong, "\n\n".join(map(str, wrong))
