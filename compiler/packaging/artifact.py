@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.cuda import CudaError, load_cuda
+from compiler.packaging.kernel_objects import KernelObjects
 from compiler.packaging.large_constants import LargeConstants
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.packaging.weights import Weights
@@ -250,8 +252,7 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
 
     def graph_pipeline(module: tvm.IRModule) -> tvm.IRModule:
         # TVM's GPU pipeline would fuse scheduled functions again.
-        lowered = relax.get_pipeline("default")(module)
-        return constants.set_aside(lowered) if on_gpu else weights.lift(lowered)
+        return constants.set_aside(relax.get_pipeline("default")(module))
 
     try:
         link = find_linker(triple)
@@ -261,9 +262,18 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
             # Calls with static shapes become a CUDA graph.
             with parsed, pass_context(parsed, **{"relax.backend.use_cuda_graph": True}):
                 built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
-        else:
-            built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
-        link_library(built, triple, link, library, constants)
+            link_library(built, triple, link, library, constants)
+            return
+        with (
+            tempfile.TemporaryDirectory(prefix="tunefarm-") as folder,
+            KernelObjects(parsed, pipeline, Path(folder)) as kernels,
+        ):
+
+            def bytecode_pipeline(module: tvm.IRModule) -> tvm.IRModule:
+                return kernels.start(weights.lift(relax.get_pipeline("default")(module)))
+
+            built = relax.build(module, parsed, relax_pipeline=bytecode_pipeline, tir_pipeline=pipeline)
+            link_library(built, triple, link, library, objects=kernels.paths())
         weights.append(library)
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error

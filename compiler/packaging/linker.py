@@ -68,11 +68,16 @@ def zig_cache_folder(arch: str) -> Path | None:
 
 
 def link_library(
-    executable: Any, triple: str, link: Link, library: Path, constants: LargeConstants | None = None
+    executable: Any,
+    triple: str,
+    link: Link,
+    library: Path,
+    constants: LargeConstants | None = None,
+    objects: Sequence[str] = (),
 ) -> None:
-    """Link a compiled module into a shared library for an LLVM triple. `constants` were set aside before
-    compilation. Raises LinkerError; SymbolError if the library calls functions that no compiled program
-    needs; any exception of TVM's if code generation fails.
+    """Link a compiled module and `objects` into a shared library for an LLVM triple. `constants` were set
+    aside before compilation. Raises LinkerError; SymbolError if the library calls functions that no compiled
+    program needs; any exception of TVM's if code generation fails.
     """
     arch = triple.partition("-")[0]
 
@@ -85,7 +90,11 @@ def link_library(
         raise LinkerError(f"libraries for {arch} can't be linked: only for {' and '.join(ARCHS)}")
     with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
         executable.export_library(
-            str(library), workspace_dir=folder, fcompile=link, fpack_imports=write_imports
+            str(library),
+            addons=[*objects],
+            workspace_dir=folder,
+            fcompile=link,
+            fpack_imports=write_imports,
         )
     with library.open("rb") as file:
         if elf_arch(file.read(20)) != arch:
