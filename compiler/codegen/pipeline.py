@@ -17,6 +17,7 @@ from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.fragments import declare_as_halves, point_by_types, use_mma_sync
 from compiler.codegen.half_products import multiply_halves
+from compiler.codegen.interior_tiles import split_interior
 from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.prefetch import prefetch_operands
@@ -36,7 +37,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            loaded = load_lanes(multiply_halves(module))
+            loaded = load_lanes(multiply_halves(split_interior(module)))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 
         return lambda module: finish(prepare(module))

@@ -28,6 +28,7 @@ from tvm.tirx import (
     Ramp,
     SeqStmt,
     Shuffle,
+    Sub,
     Var,
 )
 
@@ -62,7 +63,8 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
             c[0:16] = c[0:16] + broadcast(a[k]) * b[k * 16 : k * 16 + 16]
             prefetch(b[k * 16 + 2048])
 
-    Packed operands are read in address order, so these are the next rows.
+    Packed operands are read in address order, so these are the next rows. Elements that an earlier iteration
+    read, such as those of a convolution's previous row, are still in a cache.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -89,7 +91,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
             rows[innermost] += _rows(load)
     if not rows:
         return function
-    lines = {at: list(_one_a_line(found)) for at, found in rows.items()}
+    lines = {at: list(_one_a_line(_read_first(found, loops))) for at, found in rows.items()}
 
     def prefetch(loop: For) -> For:
         at = next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
@@ -173,25 +175,57 @@ def _rows(load: TensorLoad) -> Iterator[Any]:
         yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
 
 
+def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[TensorLoad]:
+    """Yield the elements that no earlier iteration of a loop around them has read.
+
+        for y in range(8): c[0:16] = c[0:16] + a[y * 64 : y * 64 + 16] + a[y * 64 + 64 : y * 64 + 80]
+    ->
+        a[y * 64 + 64]
+    """
+    analyzer = Analyzer()
+    places = [_place(row, analyzer) for row in rows]
+    read: defaultdict[Any, set[int]] = defaultdict(set)
+    for base, offset in places:
+        read[base].add(offset)
+    steps: dict[Any, set[int]] = {}
+    for row, (base, offset) in zip(rows, places, strict=True):
+        if base not in steps:
+            used = find_all(row.indices[-1], Var)
+            around = [loop.loop_var for loop in loops if _has(used, loop.loop_var)]
+            steps[base] = {_moved(row.indices[-1], variable, analyzer) for variable in around} - {0}
+        if not any(offset + step in read[base] for step in steps[base]):
+            yield row
+
+
+def _moved(index: Any, variable: Any, analyzer: Analyzer) -> int:
+    """Return how much an iteration moves an index; 0 if that isn't constant."""
+    following = tvm_ffi.structural_map(
+        index, (Var, lambda each: each + 1 if each.same_as(variable) else each)
+    )
+    step = analyzer.simplify(following - index)
+    return int(step) if isinstance(step, IntImm) else 0
+
+
 def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:
     """Yield the elements that are a line or more away from all that were yielded before."""
     analyzer = Analyzer()
     yielded: defaultdict[Any, list[int]] = defaultdict(list)
     for row in rows:
-        *outer, last = row.indices
-        base, offset = _split(analyzer.simplify(last))
-        near = yielded[tvm_ffi.StructuralKey(tirx.BufferLoad(row.source, [*outer, base]))]
+        base, offset = _place(row, analyzer)
+        near = yielded[base]
         at = offset * _item_bytes(row)
         if all(abs(at - other) >= LINE_BYTES for other in near):
             near.append(at)
             yield row
 
 
-def _split(index: Any) -> tuple[Any, int]:
-    """Return a simplified index without its constant summand, and the summand."""
-    if isinstance(index, Add) and isinstance(index.b, IntImm):
-        return index.a, int(index.b)
-    return index, 0
+def _place(row: TensorLoad, analyzer: Analyzer) -> tuple[Any, int]:
+    """Return the constant summand of an element's index, after a key of the element without it."""
+    *outer, last = row.indices
+    base, offset = analyzer.simplify(last), 0
+    if isinstance(base, Add | Sub) and isinstance(base.b, IntImm):
+        base, offset = base.a, int(base.b) if isinstance(base, Add) else -int(base.b)
+    return tvm_ffi.StructuralKey(tirx.BufferLoad(row.source, [*outer, base])), offset
 
 
 def _bytes(load: TensorLoad) -> int:

@@ -12,7 +12,7 @@ from tvm.ir import TensorLoad
 from compiler import tir_nodes
 from compiler.codegen import prefetch
 from compiler.codegen.prefetch import AHEAD_BYTES, LINE_BYTES, MIN_OPERAND_BYTES
-from tests.register_tiles import compile_tile, register_tile
+from tests.register_tiles import compile_tile, flattened, padded_stencil, register_tile, unrolled
 
 NATIVE = tvm.target.Target("llvm")
 ROWS, VECTOR = 4, 32
@@ -51,19 +51,6 @@ def test_sums_stay_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prefetched.count("store <") == plain.count("store <")
 
 
-def _flat(*more: tvm.transform.Pass) -> tvm.IRModule:
-    """Return a product with one dimension and vectors, after `more` passes."""
-    passes = [
-        tvm.s_tir.transform.LowerInitBlock(),
-        tvm.s_tir.transform.ConvertBlocksToOpaque(),
-        tvm.s_tir.transform.LowerOpaqueBlock(),
-        tvm.tirx.transform.FlattenBuffer(),
-        tvm.tirx.transform.VectorizeLoop(),
-        *more,
-    ]
-    return tvm.transform.Sequential(passes)(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES)))
-
-
 def test_stores_that_repeat_loads_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
 
@@ -73,14 +60,16 @@ def test_stores_that_repeat_loads_are_not_searched(monkeypatch: pytest.MonkeyPat
         return tir_nodes.find_all(expression, *kinds)
 
     monkeypatch.setattr(prefetch, "find_all", find_all)
-    unrolled = prefetch.prefetch_operands(_flat(tvm.tirx.transform.UnrollLoop()))["main"]
-    assert unrolled.script().count("weight_1[T.Ramp(") == ROWS
-    assert unrolled.script().count(prefetch._NAME) == VECTOR * 4 // LINE_BYTES
+    product = unrolled(flattened(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES))))
+    text = prefetch.prefetch_operands(product)["main"].script()
+    assert text.count("weight_1[T.Ramp(") == ROWS
+    assert text.count(prefetch._NAME) == VECTOR * 4 // LINE_BYTES
     assert len(searched) == 1
 
 
 def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
-    text = prefetch.prefetch_operands(_flat())["main"].script()
+    flat = flattened(register_tile(ROWS, VECTOR, _depth(MIN_OPERAND_BYTES)))
+    text = prefetch.prefetch_operands(flat)["main"].script()
     assert (
         f"""
         for i in T.unroll({ROWS}):
@@ -90,3 +79,10 @@ def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
 """  # noqa: E501
         in text
     )
+
+
+def test_rows_that_the_previous_iteration_read_are_not_prefetched() -> None:
+    """A tile of four rows reads six, of which two are the previous tile's. Each is a line."""
+    tile, columns = 4, LINE_BYTES // 4
+    stencil = unrolled(flattened(padded_stencil(MIN_OPERAND_BYTES // LINE_BYTES, columns, tile)))
+    assert prefetch.prefetch_operands(stencil)["main"].script().count("address_of(data_1[") == tile

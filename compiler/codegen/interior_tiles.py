@@ -1,0 +1,164 @@
+"""Compute tiles that don't touch the border of a padded operand without its conditions.
+
+A padded operand that is read in place has a condition on nearly every load. Most tiles of an image touch no
+border, so none of their conditions can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, TensorLoad
+from tvm.sym import Analyzer
+from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
+
+from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.tir_nodes import find_all, op_name
+
+
+def split_interior(module: tvm.IRModule) -> tvm.IRModule:
+    """Check once for every tile whether its conditions hold.
+
+        for x in range(8):
+            c[0] = 0.0
+            for k in range(3):
+                c[0] = c[0] + T.if_then_else(1 <= x + k, a[x + k - 1], 0.0) * b[k]
+    ->
+        for x in range(8):
+            if x - 1 >= 0:
+                c[0] = 0.0
+                for k in range(3): c[0] = c[0] + a[x + k - 1] * b[k]
+            else:
+                c[0] = 0.0
+                for k in range(3): c[0] = c[0] + T.if_then_else(1 <= x + k, a[x + k - 1], 0.0) * b[k]
+
+    The tile is the body of the innermost loop that initializes sums and adds conditional values to them.
+    Conditions that fail in every tile stay, and one of two that no tile satisfies together.
+    """
+    return rewrite_prim_funcs(module, _rewrite)
+
+
+def _rewrite(function: PrimFunc) -> PrimFunc:
+    if not any(op_name(call) == "if_then_else" for call in find_all(function.body, Call)):
+        return function
+    split: list[Any] = []  # the sums of the tiles that were split
+
+    def visit(loop: For) -> For:
+        stores = find_all(loop.body, BufferStore)
+        sums = [store for store in stores if _is_conditional_sum(store)]
+        buffers = [store.buffer for store in sums]
+        starts = [store.buffer for store in stores if not find_all(store.value, TensorLoad)]
+        if not sums or any(_has(split, one) or not _has(starts, one) for one in buffers):
+            return loop
+        split.extend(buffers)
+        return _split(loop, sums)
+
+    # Inner loops come first.
+    body = tvm_ffi.structural_map(function.body, (For, visit))
+    return (
+        tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
+        if split
+        else function
+    )
+
+
+def _has(values: Iterable[Any], value: Any) -> bool:
+    return any(value.same_as(each) for each in values)
+
+
+def _is_conditional_sum(store: BufferStore) -> bool:
+    return any(load.source.same_as(store.buffer) for load in find_all(store.value, TensorLoad)) and any(
+        op_name(call) == "if_then_else" for call in find_all(store.value, Call)
+    )
+
+
+def _split(loop: For, sums: list[BufferStore]) -> For:
+    """Return the loop with a body for the tiles in the interior; the loop itself if there are none."""
+    inner = {each.loop_var: each for each in find_all(loop.body, For)}
+    analyzer = Analyzer()
+    held: dict[Any, Any] = {}  # the margins of the interior's conditions
+    for part in _conditions(sums):
+        margin = _least_margin(part, inner, analyzer)
+        sums_of_two = [] if margin is None else [margin, *(margin + other for other in held.values())]
+        # A negative sum: no tile satisfies this condition, or this one and another one.
+        if sums_of_two and not any(_is_negative(analyzer.simplify(each)) for each in sums_of_two):
+            held[tvm_ffi.StructuralKey(part)] = margin
+    if not held:
+        return loop
+
+    def without_conditions(call: Call) -> Any:
+        if op_name(call) != "if_then_else":
+            return call
+        condition, value, otherwise = call.args
+        rest = [part for part in _conjuncts(condition) if tvm_ffi.StructuralKey(part) not in held]
+        if len(rest) == len(list(_conjuncts(condition))):
+            return call
+        return tirx.if_then_else(_all(rest), value, otherwise) if rest else value
+
+    interior = tvm_ffi.structural_map(loop.body, (Call, without_conditions))
+    checks = {tvm_ffi.StructuralKey(margin): margin >= 0 for margin in held.values()}
+    body = IfThenElse(_all(list(checks.values())), interior, loop.body)
+    return For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        body,
+        loop.thread_binding,
+        loop.annotations,
+        loop.step,
+    )
+
+
+def _conditions(sums: list[BufferStore]) -> Iterator[Any]:
+    for store in sums:
+        for call in find_all(store.value, Call):
+            if op_name(call) == "if_then_else":
+                yield from _conjuncts(call.args[0])
+
+
+def _is_negative(number: Any) -> bool:
+    return isinstance(number, IntImm) and int(number) < 0
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    if isinstance(condition, And):
+        yield from _conjuncts(condition.a)
+        yield from _conjuncts(condition.b)
+    else:
+        yield condition
+
+
+def _all(conditions: list[Any]) -> Any:
+    first, *others = conditions
+    for each in others:
+        first = And(first, each)
+    return first
+
+
+def _least_margin(condition: Any, inner: Mapping[Any, For], analyzer: Analyzer) -> Any:
+    """Return an expression that is at least 0 if a comparison holds in all iterations of the `inner` loops;
+    None if it isn't affine.
+    """
+    if isinstance(condition, LE | LT):
+        margin = condition.b - condition.a
+    elif isinstance(condition, GE | GT):
+        margin = condition.a - condition.b
+    else:
+        return None
+    if isinstance(condition, LT | GT):
+        margin = margin - 1
+    for variable, loop in inner.items():
+        step = analyzer.simplify(_at(margin, variable, variable + 1) - margin)
+        if not isinstance(step, IntImm) or loop.kind not in (ForKind.SERIAL, ForKind.UNROLLED):
+            return None
+        margin = _at(margin, variable, loop.min if int(step) >= 0 else loop.min + loop.extent - 1)
+    return analyzer.simplify(margin)
+
+
+def _at(expression: Any, variable: Any, value: Any) -> Any:
+    return tvm_ffi.structural_map(expression, (Var, lambda each: value if each.same_as(variable) else each))
