@@ -229,6 +229,18 @@ class Dag:
         written = {write.buffer for write in node.writes}
         return tuple(n for n in self.nodes if any(r.buffer in written for r in n.reads))
 
+    def widenings(self, node: Node) -> int:
+        """Return the instructions that widen a vector of the node's operands to its results' type: one for
+        each shorter operand, and one more from integers to floats.
+        """
+        result = self.buffer[node.write.buffer]
+        operands = {read.buffer: self.buffer[read.buffer] for read in node.reads}
+        return sum(
+            1 + ("int" in one.dtype and "float" in result.dtype)
+            for one in operands.values()
+            if one.item_bytes < result.item_bytes and one.dtype != "bool"
+        )
+
     @cached_property
     def flops(self) -> float:
         """Arithmetic operations of the whole subgraph."""

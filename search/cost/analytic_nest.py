@@ -148,9 +148,8 @@ def _compute_cycles(population: Population, stage: Stage, parameters: CostParame
         used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
     parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
     moved = (len(node.reads) + 1) / parameters.loads
-    step = (
-        np.maximum(max(node.flops, 1.0) / parameters.issue(dag.buffer[node.write.buffer]), moved) / parallel
-    )
+    work = max(node.flops + dag.widenings(node), 1.0)
+    step = np.maximum(work / parameters.issue(dag.buffer[node.write.buffer]), moved) / parallel
     step = step + np.where(used > 1, parameters.gather_cycles * gathers, 0.0)
     if transposed_axis(node) is not None:
         # Each part that is read together loads a line of the operand's rows from the L2 cache.
@@ -176,7 +175,8 @@ def _inlined_cycles(population: Population, node: Node, parameters: CostParamete
             continue
         is_vector = (vector_lanes(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)
-        cycles = cycles + reader.iterations * max(node.flops, 1.0) / issue / parallel
+        work = max(node.flops + sketch.dag.widenings(node), 1.0)
+        cycles = cycles + reader.iterations * work / issue / parallel
     return cycles
 
 
@@ -219,7 +219,8 @@ def _seconds_in_tiles(
     # The compiler vectorizes plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
     branches = parameters.factors.branch_cycles * node.has_branch
-    element = (branches + node.flops / parameters.issue(buffer)) / parallel
+    work = node.flops + sketch.dag.widenings(node)
+    element = (branches + work / parameters.issue(buffer)) / parallel
     chunks = parallel_chunks(population, node)
     root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, parameters.cores)
     root = root + np.where(chunks > 1, parameters.launch_s * parameters.hertz * parameters.cores, 0.0)

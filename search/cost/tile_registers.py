@@ -32,12 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.profile import AMX_VECTOR_BYTES
+from search.cost.border_tiles import border_share
 from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import BufferAccess, Dag, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
-from search.programs.compute_location import is_inlined
+from search.programs.compute_location import is_inline_value
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.block_products import BlockProduct
@@ -50,7 +51,6 @@ from search.sketches.half_products import (
 )
 from search.sketches.intrinsics import Intrinsic, intrinsic_extents, intrinsic_of
 from search.sketches.predicates import is_permutation, is_strided
-from search.sketches.stage import StageKind
 from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
 
 # Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
@@ -248,7 +248,8 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters.registers)
         )
         if read.buffer in dag.producer:
-            conditions, gathers = _conditions(nest, body, read), _loads_of_gather(nest, body, read, vectors)
+            conditions = _conditions(nest, body, read) * border_share(dag, nest, read)
+            gathers = _loads_of_gather(nest, body, read, vectors)
             vectors = vectors * _slots_of_load(population, read.buffer, conditions, gathers, parameters)
         loads = loads + vectors / repeats
     return loads
@@ -275,22 +276,12 @@ def _joined(
     innermost = node.reduction[-1]
     if Term(innermost, 1) not in read.indices[-1].terms:
         return ones
-    lanes = parameters.device.lanes(population.sketch.dag.buffer[read.buffer].item_bytes)
-    steps = nest.extents[nest.depth - 2, innermost]
+    lanes = parameters.device.lanes(population.sketch.dag.buffer[read.buffer].item_bytes) // body.depth
+    steps = nest.extents[nest.depth - 2, innermost] // body.depth
     fits = body.accumulators + body.instructions + rows <= parameters.registers
     is_loop = body.unrolled < nest.trips(nest.depth - 2)
-    is_inline = _is_inline(population, read.buffer)
+    is_inline = is_inline_value(population, read.buffer)
     return np.where(fits & is_loop & ~is_inline & (steps % lanes == 0), lanes, ones)
-
-
-def _is_inline(population: Population, buffer: str) -> NDArray[np.bool_]:
-    """Return [programs]: whether each load of a buffer computes its element."""
-    sketch = population.sketch
-    producer = sketch.dag.producer.get(buffer)
-    if producer is None:
-        return np.zeros(len(population), dtype=bool)
-    is_fixed = sketch.stage[producer.name].kind is StageKind.INLINE
-    return is_inlined(population, producer.name) | is_fixed
 
 
 def _sharing(
@@ -345,12 +336,13 @@ def _slots_of_load(
         return np.ones(len(population))
     branches = parameters.factors.inline_cycles * producer.has_branch * conditions
     issue = parameters.issue(sketch.dag.buffer[buffer])
-    slots = (producer.flops / issue + branches) * parameters.loads
+    work = producer.flops + sketch.dag.widenings(producer)
+    slots = (work / issue + branches) * parameters.loads
     one = np.ones_like(gathers)
     for read in producer.reads:
         loads = gathers if is_strided(read, producer.vector_axis) else one
         slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, parameters)
-    return np.where(_is_inline(population, buffer), slots, 1.0)
+    return np.where(is_inline_value(population, buffer), slots, 1.0)
 
 
 def _loads_of(

@@ -14,6 +14,7 @@ import numpy as np
 
 from search.cost.cost_parameters import LINE_BYTES, PAGE_BYTES, CostParameters
 from search.dag import Buffer, BufferAccess
+from search.programs.compute_location import bytes_in_memory
 from search.programs.nest import Floats, Nest, bytes_of_lines, elements_of, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -33,7 +34,7 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     for access in accesses:
         buffer = dag.buffer[access.buffer]
         touched = region(access, loops.inside, buffer.shape)
-        size = bytes_of_lines(touched, buffer.item_bytes, LINE_BYTES)
+        size = bytes_of_lines(touched, _item_bytes(population, nest, access), LINE_BYTES)
         evicted = size * _crowding(touched, buffer, parameters)
         stalls = _stalls(access, nest, buffer, parameters)
         copied = copied_at(population, nest, access)
@@ -63,6 +64,16 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[np.searchsorted(levels, boundary)]
     return terms
+
+
+def _item_bytes(population: Population, nest: Nest, access: BufferAccess) -> Ints:
+    """Return [programs]: the bytes of an element that the loops move. Sums stay in a small buffer until the
+    epilogue stores its result."""
+    dag, epilogue = population.sketch.dag, nest.stage.epilogue
+    if access is nest.node.write and epilogue is not None and nest.stage.epilogue_level:
+        result = dag.buffer[dag.node[epilogue].write.buffer]
+        return np.full(len(population), result.item_bytes)
+    return bytes_in_memory(population, access.buffer)
 
 
 def copied_at(population: Population, nest: Nest, access: BufferAccess) -> Ints | None:

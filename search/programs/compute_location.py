@@ -11,7 +11,7 @@ from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.predicates import is_strided, is_strided_when_fused
-from search.sketches.stage import Rfactor, Stage
+from search.sketches.stage import Rfactor, Stage, StageKind
 from search.sketches.variables import vector_loops
 
 
@@ -30,6 +30,28 @@ def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
     if variable is None or "inline" not in variable.options:
         return np.zeros(len(population), dtype=bool)
     return np.asarray(population.column(node, "location") == variable.options.index("inline"))
+
+
+def is_inline_value(population: Population, buffer: str) -> NDArray[np.bool_]:
+    """[programs]: whether each load of a buffer computes its element."""
+    producer = population.sketch.dag.producer.get(buffer)
+    if producer is None:
+        return np.zeros(len(population), dtype=bool)
+    is_fixed = population.sketch.stage[producer.name].kind is StageKind.INLINE
+    return is_inlined(population, producer.name) | is_fixed
+
+
+def bytes_in_memory(population: Population, buffer: str) -> Ints:
+    """[programs]: the bytes of an element in memory. An inline value that is made from one operand has the
+    operand's bytes.
+    """
+    dag = population.sketch.dag
+    own = np.full(len(population), dag.buffer[buffer].item_bytes)
+    producer = dag.producer.get(buffer)
+    if producer is None or len(producer.distinct_reads) != 1:
+        return own
+    operand = bytes_in_memory(population, producer.reads[0].buffer)
+    return np.where(is_inline_value(population, buffer), operand, own)
 
 
 def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:

@@ -199,7 +199,7 @@ def elements_of(box: Sequence[Counts]) -> Floats:
     return np.asarray(reduce(np.multiply, box[1:], box[0].astype(np.float64)))
 
 
-def bytes_of_lines(box: Sequence[Counts], item_bytes: int, line_bytes: int) -> Floats:
+def bytes_of_lines(box: Sequence[Counts], item_bytes: Counts | int, line_bytes: int) -> Floats:
     """Return [..., programs]: the bytes of the cache lines of a box, if rows start on lines."""
     *rows, row = box
     return np.asarray(reduce(np.multiply, rows, np.ceil(row * item_bytes / line_bytes) * line_bytes))

@@ -1,0 +1,79 @@
+"""What the estimate says of operands that are padded or widened where they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from search.cost.analytic import estimate
+from search.cost.border_tiles import border_share
+from search.dag import Dag
+from search.programs.compute_location import bytes_in_memory
+from search.programs.nest import Nest
+from search.programs.program import Program, gather
+from tests.unit.search import dags
+from tests.unit.search.dags import DEVICE
+from tests.unit.search.programs import program_of, sketch_of
+
+SKETCH = "nest pad; tile depthwise SSRSRS, clip at 1; fuse clip"
+TILES = {"i": (7, 1, 1, 2), "j": (14, 1, 1, 1)}
+
+
+def _depthwise(dtype: str) -> Dag:
+    """Return a depthwise convolution in float32 of data of this type."""
+    graph = dags.depthwise()
+    buffers = tuple(replace(one, dtype=dtype) if one.name == "data" else one for one in graph.buffers)
+    return replace(graph, buffers=buffers)
+
+
+def _program(graph: Dag, location: str, tiles: Mapping[str, tuple[int, ...]]) -> Program:
+    settings = {**tiles, "c": (1, 1, 2, 16), "di": (3, 1), "dj": (1, 3), "unroll": 16, "read weight": "3"}
+    return program_of(sketch_of(graph, SKETCH), pad={"location": location}, depthwise=settings)
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "share"),
+    [
+        pytest.param((7, 1, 1, 2), (14, 1, 1, 1), 1 - 5 / 7 * 12 / 14, id="tiles in both directions"),
+        pytest.param((14, 1, 1, 1), (1, 1, 2, 7), 2 / 14, id="rows over the whole width"),
+        pytest.param((1, 2, 7, 1), (2, 1, 1, 7), 0.0, id="two tiles, whose conditions are constants"),
+    ],
+)
+def test_only_tiles_at_a_border_have_conditions(i: tuple[int, ...], j: tuple[int, ...], share: float) -> None:
+    graph = dags.depthwise()
+    population = gather([_program(graph, "inline", {"i": i, "j": j})])
+    nest = Nest.of(population, population.sketch.stage["depthwise"])
+    (padded,) = (read for read in nest.node.reads if read.buffer == "pad")
+    assert border_share(graph, nest, padded) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("location", "num_bytes"), [("inline", 1), ("root", 4)])
+def test_an_inline_operand_is_loaded_in_its_own_type(location: str, num_bytes: int) -> None:
+    bytes_, floats = (
+        gather([_program(_depthwise(dtype), location, TILES)]) for dtype in ("uint8", "float32")
+    )
+    assert bytes_in_memory(bytes_, "pad") == num_bytes
+    of_bytes, of_floats = (estimate(one, DEVICE).quantities for one in (bytes_, floats))
+    assert (of_bytes["l3_traffic"] < of_floats["l3_traffic"]) == (num_bytes == 1)
+    # Bytes become floats by two instructions for every load, unless a copy widens them once.
+    assert (of_bytes["loads_per_fma"] > of_floats["loads_per_fma"]) == (num_bytes == 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count"), [("uint8", 2), ("int16", 2), ("float16", 1), ("float32", 0), ("bool", 0)]
+)
+def test_shorter_operands_are_widened(dtype: str, count: int) -> None:
+    graph = _depthwise(dtype)
+    assert graph.widenings(graph.node["pad"]) == count
+
+
+def test_sums_stay_in_a_small_buffer_until_the_epilogue_stores_bytes() -> None:
+    graph = dags.depthwise()
+    shorter = tuple(replace(one, dtype="uint8") if one.name == "clip" else one for one in graph.buffers)
+    of_bytes, of_floats = (
+        estimate(gather([_program(one, "root", TILES)]), DEVICE).quantities["l3_traffic"]
+        for one in (replace(graph, buffers=shorter), graph)
+    )
+    assert of_bytes < of_floats
