@@ -12,13 +12,13 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ramp, SeqStmt, Shuffle, Var
 
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, op_name
 
 VECTOR_BYTES = 16
 REGISTERS = 32
@@ -35,7 +35,8 @@ def load_lanes(module: tvm.IRModule) -> tvm.IRModule:
             ...
             c[0:4] = c[0:4] + broadcast(shuffle(a[k * 4 : k * 4 + 4], [3])) * b[k * 16 + 12 : k * 16 + 16]
 
-    Sums keep their order. A loop stays if its accumulators and operands don't fit into the registers.
+    A scalar may also be the four bytes that a dot product reads as an int32. Sums keep their order. A loop
+    stays if its accumulators and operands don't fit into the registers.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -56,21 +57,21 @@ def _joined(loop: For) -> For:
         return loop
     analyzer = Analyzer()
     scalars = [
-        load
-        for load in _distinct(
+        scalar
+        for scalar in _distinct(
             each.value
             for store in stores
             for each in find_all(store.value, Broadcast)
-            if isinstance(each.value, TensorLoad)
+            if _loaded(each.value) is not None
         )
-        if _moves_by_one(load, loop.loop_var, analyzer)
+        if _moves_on(scalar, loop.loop_var, analyzer)
     ]
     if not scalars:
         return loop
-    lanes = VECTOR_BYTES // _item_bytes(scalars[0])
-    if int(loop.extent) % lanes or any(_item_bytes(each) * lanes != VECTOR_BYTES for each in scalars):
+    lanes = VECTOR_BYTES // _num_bytes(scalars[0])
+    if int(loop.extent) % lanes or any(_num_bytes(each) * lanes != VECTOR_BYTES for each in scalars):
         return loop
-    if _registers(stores) + len(scalars) > REGISTERS:
+    if _registers(stores, [_loaded(each) for each in scalars]) + len(scalars) > REGISTERS:
         return loop
     counter = Var(loop.loop_var.name, loop.loop_var.ty.dtype)
     keys = {tvm_ffi.StructuralKey(each) for each in scalars}
@@ -91,49 +92,73 @@ def _step(
         return tvm_ffi.structural_map(expr, (Var, lambda each: step if each.same_as(before) else each))
 
     def from_lane(broadcast: Broadcast) -> Any:
-        load = broadcast.value
-        if not isinstance(load, TensorLoad) or tvm_ffi.StructuralKey(load) not in scalars:
+        value, load = broadcast.value, _loaded(broadcast.value)
+        if load is None or tvm_ffi.StructuralKey(value) not in scalars:
             return broadcast
         *outer, last = load.indices
-        ramp = Ramp(at(last, first), tirx.const(1, last.ty.dtype), lanes)
-        vector = tirx.BufferLoad(load.source, [*(at(each, first) for each in outer), ramp])
+        start, each = (last.base, int(last.lanes)) if isinstance(last, Ramp) else (last, 1)
+        ramp = Ramp(at(start, first), tirx.const(1, start.ty.dtype), each * lanes)
+        vector = tirx.BufferLoad(load.source, [*(at(one, first) for one in outer), ramp])
+        if value is not load:
+            vector = tirx.reinterpret(f"{value.ty.dtype}x{lanes}", vector)
         return Broadcast(Shuffle([vector], [tirx.const(lane, "int32")]), broadcast.lanes)
 
     return at(tvm_ffi.structural_map(store, (Broadcast, from_lane)), first + lane)
 
 
-def _registers(stores: Sequence[BufferStore]) -> int:
-    """Return the vector registers of the accumulators and of the vectors that a step loads."""
+def _loaded(value: Any) -> TensorLoad | None:
+    """Return the load of a scalar, or of adjacent elements that are reinterpreted as one."""
+    if (
+        isinstance(value, Call)
+        and op_name(value) == "reinterpret"
+        and tvm.DataType(str(value.ty.dtype)).lanes == 1
+    ):
+        value = value.args[0]
+        return value if isinstance(value, TensorLoad) and isinstance(value.indices[-1], Ramp) else None
+    return value if isinstance(value, TensorLoad) and not isinstance(value.indices[-1], Ramp) else None
+
+
+def _registers(stores: Sequence[BufferStore], scalars: Sequence[Any]) -> int:
+    """Return the vector registers of the accumulators and of the vectors that a step loads, without those of
+    `scalars`."""
+    read = {tvm_ffi.StructuralKey(each) for each in scalars}
     loads = _distinct(
         load
         for store in stores
         for load in find_all(store.value, TensorLoad)
-        if isinstance(load.indices[-1], Ramp) and not load.source.same_as(store.buffer)
+        if isinstance(load.indices[-1], Ramp)
+        and not load.source.same_as(store.buffer)
+        and tvm_ffi.StructuralKey(load) not in read
     )
     types = [each.value.ty.dtype for each in stores] + [each.ty.dtype for each in loads]
     return sum(-(-_bits(dtype) // (8 * VECTOR_BYTES)) for dtype in types)
 
 
-def _moves_by_one(load: TensorLoad, variable: Any, analyzer: Analyzer) -> bool:
-    """Return whether each step of a loop loads the next element."""
+def _moves_on(scalar: Any, variable: Any, analyzer: Analyzer) -> bool:
+    """Return whether each step of a loop loads the elements after those of the previous step."""
+    load = _loaded(scalar)
+    assert load is not None
     *outer, last = load.indices
-    if isinstance(last, Ramp) or any(_uses(each, variable) for each in outer):
+    start, each = (last.base, int(last.lanes)) if isinstance(last, Ramp) else (last, 1)
+    if isinstance(last, Ramp) and not (isinstance(last.stride, IntImm) and int(last.stride) == 1):
         return False
-    following = tvm_ffi.structural_map(last, (Var, lambda each: each + 1 if each.same_as(variable) else each))
-    step = analyzer.simplify(following - last)
-    return isinstance(step, IntImm) and int(step) == 1
+    if any(_uses(one, variable) for one in outer):
+        return False
+    following = tvm_ffi.structural_map(start, (Var, lambda one: one + 1 if one.same_as(variable) else one))
+    step = analyzer.simplify(following - start)
+    return isinstance(step, IntImm) and int(step) == each
 
 
 def _uses(expr: Any, variable: Any) -> bool:
     return any(each.same_as(variable) for each in find_all(expr, Var))
 
 
-def _distinct(loads: Iterable[TensorLoad]) -> list[TensorLoad]:
-    return list({tvm_ffi.StructuralKey(load): load for load in loads}.values())
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return list({tvm_ffi.StructuralKey(value): value for value in values}.values())
 
 
-def _item_bytes(load: TensorLoad) -> int:
-    return -(-tvm.DataType(str(load.source.ty.dtype)).bits // 8)
+def _num_bytes(value: Any) -> int:
+    return -(-_bits(value.ty.dtype) // 8)
 
 
 def _bits(dtype: Any) -> int:

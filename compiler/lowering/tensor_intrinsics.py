@@ -20,6 +20,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
 import compiler.tvmscript  # noqa: F401 - the intrinsics are functions in TVMScript
+from compiler.lowering import arm_dot_products
 from compiler.lowering.gpu import wgmma_intrinsics, wmma_intrinsics
 from search.sketches.block_products import block_product
 from search.sketches.intrinsics import BY_NAME, Intrinsic, register_intrinsic
@@ -110,6 +111,8 @@ def _register(name: str) -> None:
         _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))
     if name == VNNI:
         vnni.replace(name)
+    elif name in arm_dot_products.INSTRUCTIONS:
+        arm_dot_products.replace(BY_NAME[name])
 
 
 def register_used(trace: Sequence[Any]) -> list[PrimFunc]:

@@ -19,6 +19,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import te, topi
 
+from compiler.codegen.compilation import compile_scheduled
 from compiler.codegen.pipeline import PIPELINE
 from compiler.lowering.trace import apply_trace, lower
 from compiler.measuring.rounding import Rounding
@@ -27,9 +28,10 @@ from compiler.target import detect_device, parse_target
 from compiler.vocabulary import NARROW_BUFFERS
 from compiler.workload import to_json
 from core.device import Device
+from search.cost.analytic import estimate
 from search.dag import NARROW
 from search.programs.annotate import sample
-from search.programs.program import Program
+from search.programs.program import Program, gather
 from search.rules.space import generate
 from tests import arm_programs
 
@@ -265,6 +267,26 @@ def test_boards_use_their_instructions(
     for program in _programs(module, board, seed=0, each=1):
         library = _compiled(module, program, board)
         assert re.search(rf"\b{instruction}\b", library.mod.inspect_source("asm")), str(program)
+
+
+def test_dot_products_of_arm_multiply_by_lanes_of_rows() -> None:
+    """A load of a row has the operands of four steps."""
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
+    board = replace(
+        DEVICE,
+        features=("asimd", "asimddp"),
+        vector_bytes=16,
+        mcpu="cortex-a76",
+        target=json.dumps(target),
+        triple="aarch64-linux-gnu",
+        profile=None,
+    )
+    module = _matmul(16, 32, 64, "int8", "int8", "int32").module([1])
+    programs = _programs(module, board, seed=0, each=16)
+    best = min(programs, key=lambda one: float(estimate(gather([one]), board).seconds[0]))
+    scheduled = apply_trace(module, lower(module, best, board))
+    library, _ = compile_scheduled(scheduled, parse_target(board.target))
+    assert re.search(r"sdot.*\.4b\[3\]", library.mod.inspect_source("asm")), str(best)
 
 
 ARM = {
