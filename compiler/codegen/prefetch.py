@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import StringImm, TensorLoad
+from tvm.ir import Call, StringImm, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import (
     Add,
@@ -33,7 +33,7 @@ from tvm.tirx import (
 )
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, op_name
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -141,8 +141,10 @@ class _Streamed:
         if all(tvm_ffi.StructuralKey(load) in self._found for load in loads if self._may_stream(load)):
             return
         loads = find_all(store.value, TensorLoad)
-        # `load_lanes` reads one lane of a vector at a time, so these loads don't stream.
-        lanes = [load for each in find_all(store.value, Shuffle) for load in find_all(each, TensorLoad)]
+        # `load_lanes` reads one lane of a vector at a time, and dot products broadcast four bytes, so these
+        # loads don't stream.
+        parts = [*find_all(store.value, Shuffle), *filter(_is_scalar_of_bytes, find_all(store.value, Call))]
+        lanes = [load for each in parts for load in find_all(each, TensorLoad)]
         loads = [load for load in loads if not _has(lanes, load)]
         if any(load.source.same_as(store.buffer) for load in loads):
             self._found |= {tvm_ffi.StructuralKey(load): load for load in loads if self._may_stream(load)}
@@ -164,6 +166,10 @@ def _has(variables: list[Any], variable: Any) -> bool:
 def _is_vector(load: TensorLoad) -> bool:
     at = load.indices[-1]
     return isinstance(at, Ramp) and isinstance(at.stride, IntImm) and int(at.stride) == 1
+
+
+def _is_scalar_of_bytes(call: Call) -> bool:
+    return op_name(call) == "reinterpret" and tvm.DataType(str(call.ty.dtype)).lanes == 1
 
 
 def _rows(load: TensorLoad) -> Iterator[Any]:

@@ -86,3 +86,15 @@ def test_rows_that_the_previous_iteration_read_are_not_prefetched() -> None:
     tile, columns = 4, LINE_BYTES // 4
     stencil = unrolled(flattened(padded_stencil(MIN_OPERAND_BYTES // LINE_BYTES, columns, tile)))
     assert prefetch.prefetch_operands(stencil)["main"].script().count("address_of(data_1[") == tile
+
+
+def test_bytes_that_a_dot_product_broadcasts_are_not_prefetched() -> None:
+    """They are a sixteenth of a line."""
+    module = tvm.script.from_source(f"""
+@T.prim_func(s_tir=True)
+def main(data: T.Buffer(({2 * MIN_OPERAND_BYTES},), "int8"), sums: T.Buffer((4,), "int32")):
+    for k in range(512):
+        sums[0:4] = sums[T.Ramp(0, 1, 4)] + T.Broadcast(T.reinterpret("int32", data[T.Ramp(k * 4, 1, 4)]), 4)
+""")
+    found = prefetch.prefetch_operands(tvm.IRModule({"main": module}))["main"]
+    assert prefetch._NAME not in found.script()
