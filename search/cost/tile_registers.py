@@ -279,7 +279,7 @@ def _joined(
     lanes = parameters.device.lanes(population.sketch.dag.buffer[read.buffer].item_bytes) // body.depth
     steps = nest.extents[nest.depth - 2, innermost] // body.depth
     fits = body.accumulators + body.instructions + rows <= parameters.registers
-    is_loop = body.unrolled < nest.trips(nest.depth - 2)
+    is_loop = body.unrolled < steps  # a loop that is unrolled has no lanes to load
     is_inline = is_inline_value(population, read.buffer)
     return np.where(fits & is_loop & ~is_inline & (steps % lanes == 0), lanes, ones)
 

@@ -128,6 +128,19 @@ def test_loads_cost_more_where_instructions_do_not_read_memory() -> None:
     assert _cycles(odd, arm) > 1.15 * _cycles(odd, x86)
 
 
+@pytest.mark.parametrize(("unroll", "loads"), [(16, 1.0), (64, 4.0)])
+def test_an_unrolled_loop_loads_scalars_one_by_one(unroll: int, loads: float) -> None:
+    """The loop of 16 steps over channels is unrolled, not those over the kernel around it."""
+    arm = replace(BOARD, triple="aarch64-linux-gnu", mcpu="cortex-a72")
+    tiles = {"y": (14, 1, 1, 1), "x": (7, 1, 1, 2), "f": (4, 1, 1, 8), "ry": (1, 3), "rx": (1, 3)}
+    settings = tiles | {"rc": (1, 16), "unroll": unroll, "read weight": "3"}
+    sketch = sketch_of(dags.conv2d(), "nest pad; tile conv SSRSRS, relu at 1; inline add; fuse relu")
+    program = program_of(sketch, pad={"location": "root"}, conv=settings)
+    found = estimate(gather([program]), arm).quantities
+    scalars, vectors = 2.0, 2.0
+    assert found["loads_per_fma"] == pytest.approx((scalars * loads / 4 + vectors) / 4)
+
+
 def test_more_work_takes_longer() -> None:
     first, second = (
         float(estimate(gather([middling(sketch)]), DEVICE).seconds[0])
