@@ -6,7 +6,7 @@ readers, as in attention, becomes a copy in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import tvm
@@ -34,7 +34,8 @@ def read_through_views(mod: tvm.IRModule) -> tvm.IRModule:
 
 def view_reshaped(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace kernels of `main` that only reshape by reshapes, which need no kernel: the result is where the
-    input is. Outputs stay copies. Run this after FuseOps, so that no group contains one.
+    input is. Outputs and copies of buffers that are written in place stay kernels. Run this after FuseOps, so
+    that no group contains a reshape.
 
         lv = call_tir(softmax, (x,))
         lv1 = call_tir(reshape, (lv,))
@@ -47,8 +48,9 @@ def view_reshaped(mod: tvm.IRModule) -> tvm.IRModule:
     result = values.get(main.body.body, main.body.body)
     outputs = {main.body.body, *(result.fields if isinstance(result, relax.Tuple) else ())}
     copies = [values[output] for output in outputs if output in values]
+    buffers = {call.args[1].fields[0] for call in values.values() if _name(call) == "relax.call_tir_inplace"}
     functions = {
-        name: _Viewer(mod, copies).visit_expr(main) if name.name_hint == "main" else function
+        name: _Viewer(mod, copies, buffers).visit_expr(main) if name.name_hint == "main" else function
         for name, function in mod.functions_items()
     }
     viewed = tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -102,18 +104,22 @@ class _Reader(relax.PyExprMutator):
 
 @relax.expr_functor.mutator
 class _Viewer(relax.PyExprMutator):
-    """Replaces calls of functions that reshape, except `copies`."""
+    """Replaces calls of functions that reshape, except `copies` and those that read one of `buffers`."""
 
-    def __init__(self, mod: tvm.IRModule, copies: Sequence[relax.Expr]) -> None:
+    def __init__(
+        self, mod: tvm.IRModule, copies: Sequence[relax.Expr], buffers: Container[relax.Expr]
+    ) -> None:
         super().__init__(mod)
-        self._mod, self._copies = mod, copies
+        self._mod, self._copies, self._buffers = mod, copies, buffers
 
     def visit_call_(self, op: Call) -> relax.Expr:
         shape = static_shape(op)
         if _name(op) != "relax.call_tir" or shape is None or any(op.same_as(copy) for copy in self._copies):
             return op
-        is_reshape = relax.analysis.has_reshape_pattern(self._mod[op.args[0]])
-        return relax.op.reshape(self.visit_expr(op.args[1].fields[0]), shape) if is_reshape else op
+        if not relax.analysis.has_reshape_pattern(self._mod[op.args[0]]):
+            return op
+        (source,) = op.args[1].fields
+        return op if source in self._buffers else relax.op.reshape(self.visit_expr(source), shape)
 
 
 def _name(expr: Any) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.importing.model import fuse_operators, kernel_calls
+from compiler.importing.row_writes import write_rows
 from compiler.importing.views import read_through_views
 
 NATIVE = '{"kind":"llvm"}'
@@ -129,3 +130,17 @@ def test_a_reshape_between_kernels_is_none_unless_it_is_an_output(
 def test_a_reshaped_input_is_returned_as_a_copy() -> None:
     fused = fuse_operators(_module(lambda b, x: [b.emit(relax.op.reshape(x, (TOKENS, -1))), x]), NATIVE)
     assert len(kernel_calls(fused)) == 1
+
+
+def test_a_buffer_that_is_written_in_place_is_copied_before() -> None:
+    builder = relax.BlockBuilder()
+    buffer, rows = (relax.Var(name, relax.TensorType(SHAPE, "float32")) for name in ("buffer", "rows"))
+    position = relax.Var("position", relax.TensorType((1,), "int64"))
+    with builder.function("main", [buffer, rows, position]):
+        with builder.dataflow():
+            before = builder.emit(relax.op.reshape(buffer, (TOKENS * 3, HEADS * WIDTH)))
+            written = builder.emit(write_rows(builder, buffer, rows, position, 1))
+            output = builder.emit_output(relax.Tuple([builder.emit(relax.op.nn.softmax(before)), written]))
+        builder.emit_func_output(output)
+    names = [call.args[0].name_hint for call in kernel_calls(fuse_operators(builder.get(), NATIVE))]
+    assert [name.rstrip("0123456789") for name in names] == ["reshape", "write_rows", "softmax"]
