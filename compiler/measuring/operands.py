@@ -69,8 +69,7 @@ class Operands:
     def arguments(self, kind: InputKind) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
         if kind not in self._tensors:
-            arrays = self._arrays(kind)
-            self._tensors[kind] = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
+            self._keep(kind, self._arrays(kind))
         for i, garbage in self._garbage.items():
             garbage.copyto(self._tensors[kind][i])
         return list(self._tensors[kind])
@@ -97,8 +96,11 @@ class Operands:
         return ""
 
     def _arrays(self, kind: InputKind) -> list[NDArray[Any]]:
-        """Return random arguments, the same at every call."""
+        """Return random arguments, the same at every call. Drawing takes longer than most candidates run."""
         return kind.arrays(self._parameters)
+
+    def _keep(self, kind: InputKind, arrays: Sequence[NDArray[Any]]) -> None:
+        self._tensors[kind] = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
 
     def _compute(self, kind: InputKind, reference: ReferencePrograms) -> list[Expected]:
         def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -107,6 +109,7 @@ class Operands:
             return [tensors[i].numpy() for i in self._outputs]
 
         rounding, arrays = reference.rounding, self._arrays(kind)
+        self._keep(kind, arrays)
         values = outputs(reference.compute, arrays)
         if not rounding.amplified or kind is InputKind.SUBNORMAL:
             return [Expected.of(each, None, rounding) for each in values]

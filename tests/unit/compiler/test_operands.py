@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tvm import te
 
 from compiler.measuring.expected import Expected, from_keys, keys_of
@@ -50,6 +51,21 @@ def test_arguments_are_the_same_every_time_and_outputs_garbage(kind: InputKind) 
     first.copyfrom(np.zeros(SIZE, "float32"))
     made.forget()
     assert np.array_equal(made.arguments(kind)[0].numpy(), before)
+
+
+def test_arguments_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[InputKind] = []
+    draw = InputKind.arrays
+
+    def arrays(kind: InputKind, given: Sequence[Parameter]) -> list[NDArray[Any]]:
+        drawn.append(kind)
+        return draw(kind, given)
+
+    monkeypatch.setattr(InputKind, "arrays", arrays)
+    made = operands(np.zeros(SIZE))
+    for kind in made.kinds * 2:
+        made.arguments(kind)
+    assert drawn == list(made.kinds)
 
 
 @pytest.mark.parametrize(
