@@ -19,6 +19,9 @@ from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse,
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all, op_name
 
+# LLVM takes seconds for larger bodies, such as transforms of Winograd, and for two bodies twice as long.
+MAX_SUMS = 128
+
 
 def split_interior(module: tvm.IRModule) -> tvm.IRModule:
     """Check once for every tile whether its conditions hold.
@@ -37,7 +40,8 @@ def split_interior(module: tvm.IRModule) -> tvm.IRModule:
                 for k in range(3): c[0] = c[0] + T.if_then_else(1 <= x + k, a[x + k - 1], 0.0) * b[k]
 
     The tile is the body of the innermost loop that initializes sums and adds conditional values to them.
-    Conditions that fail in every tile stay, and one of two that no tile satisfies together.
+    Tiles with more than MAX_SUMS such sums stay. Conditions that fail in every tile stay, and one of two that
+    no tile satisfies together.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -52,7 +56,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         sums = [store for store in stores if _is_conditional_sum(store)]
         buffers = [store.buffer for store in sums]
         starts = [store.buffer for store in stores if not find_all(store.value, TensorLoad)]
-        if not sums or any(_has(split, one) or not _has(starts, one) for one in buffers):
+        if not 0 < len(sums) <= MAX_SUMS or any(_has(split, one) or not _has(starts, one) for one in buffers):
             return loop
         split.extend(buffers)
         return _split(loop, sums)

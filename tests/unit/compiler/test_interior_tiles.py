@@ -47,6 +47,12 @@ def test_a_tile_in_the_interior_has_no_conditions(
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("taps", "checks"), [(8, 1), (32, 0)])
+def test_a_tile_with_many_conditional_sums_stays(taps: int, checks: int) -> None:
+    module = unrolled(flattened(padded_stencil(64, COLUMNS, 16, taps, unroll_taps=True)))
+    assert len(find_all(split_interior(module)["main"].body, IfThenElse)) == checks
+
+
 def test_a_product_without_conditions_stays() -> None:
     module = unrolled(flattened(register_tile(4, COLUMNS, 16)))
     assert not find_all(split_interior(module)["main"].body, IfThenElse)
