@@ -1,10 +1,14 @@
-"""Find nodes in TIR, and name their operators."""
+"""Find nodes in TIR, name their operators, and tell how a loop moves an index."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tvm_ffi
+from tvm.ir import Var
+from tvm.sym import Analyzer
+from tvm.tirx import IntImm
 
 
 def find_all(expression: Any, *kinds: type) -> list[Any]:
@@ -17,3 +21,17 @@ def find_all(expression: Any, *kinds: type) -> list[Any]:
 def op_name(call: Any) -> str:
     """Return the operator's name without its dialect: TVM registers some operators in several."""
     return str(getattr(call.op, "name", call.op)).rpartition(".")[2]
+
+
+def contains(nodes: Iterable[Any], node: Any) -> bool:
+    """Return whether `node` itself, not only an equal one, is among `nodes`."""
+    return any(node.same_as(each) for each in nodes)
+
+
+def step_of(index: Any, variable: Any, analyzer: Analyzer) -> int | None:
+    """Return how much an index grows when a loop's variable grows by 1; None if that isn't constant."""
+    following = tvm_ffi.structural_map(
+        index, (Var, lambda each: each + 1 if each.same_as(variable) else each)
+    )
+    step = analyzer.simplify(following - index)
+    return int(step) if isinstance(step, IntImm) else None

@@ -6,7 +6,7 @@ border, so none of their conditions can fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tvm
@@ -16,8 +16,8 @@ from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.tir_nodes import find_all, op_name
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
+from compiler.tir_nodes import contains, find_all, op_name, step_of
 
 # LLVM takes seconds for larger bodies, such as transforms of Winograd, and for two bodies twice as long.
 MAX_SUMS = 128
@@ -56,22 +56,18 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         sums = [store for store in stores if _is_conditional_sum(store)]
         buffers = [store.buffer for store in sums]
         starts = [store.buffer for store in stores if not find_all(store.value, TensorLoad)]
-        if not 0 < len(sums) <= MAX_SUMS or any(_has(split, one) or not _has(starts, one) for one in buffers):
+        if not 0 < len(sums) <= MAX_SUMS or any(
+            contains(split, one) or not contains(starts, one) for one in buffers
+        ):
             return loop
         split.extend(buffers)
         return _split(loop, sums)
 
     # Inner loops come first.
     body = tvm_ffi.structural_map(function.body, (For, visit))
-    return (
-        tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
-        if split
-        else function
-    )
-
-
-def _has(values: Iterable[Any], value: Any) -> bool:
-    return any(value.same_as(each) for each in values)
+    if not split:
+        return function
+    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
 
 
 def _is_conditional_sum(store: BufferStore) -> bool:
@@ -106,16 +102,7 @@ def _split(loop: For, sums: list[BufferStore]) -> For:
     interior = tvm_ffi.structural_map(loop.body, (Call, without_conditions))
     checks = {tvm_ffi.StructuralKey(margin): margin >= 0 for margin in held.values()}
     body = IfThenElse(_all(list(checks.values())), interior, loop.body)
-    return For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        body,
-        loop.thread_binding,
-        loop.annotations,
-        loop.step,
-    )
+    return with_loop_body(loop, body)
 
 
 def _conditions(sums: list[BufferStore]) -> Iterator[Any]:
@@ -157,10 +144,10 @@ def _least_margin(condition: Any, inner: Mapping[Any, For], analyzer: Analyzer) 
     if isinstance(condition, LT | GT):
         margin = margin - 1
     for variable, loop in inner.items():
-        step = analyzer.simplify(_at(margin, variable, variable + 1) - margin)
-        if not isinstance(step, IntImm) or loop.kind not in (ForKind.SERIAL, ForKind.UNROLLED):
+        step = step_of(margin, variable, analyzer)
+        if step is None or loop.kind not in (ForKind.SERIAL, ForKind.UNROLLED):
             return None
-        margin = _at(margin, variable, loop.min if int(step) >= 0 else loop.min + loop.extent - 1)
+        margin = _at(margin, variable, loop.min if step >= 0 else loop.min + loop.extent - 1)
     return analyzer.simplify(margin)
 
 

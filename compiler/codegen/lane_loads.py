@@ -18,7 +18,7 @@ from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ram
 
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
-from compiler.tir_nodes import find_all, op_name
+from compiler.tir_nodes import find_all, op_name, step_of
 
 VECTOR_BYTES = 16
 REGISTERS = 32
@@ -119,8 +119,7 @@ def _loaded(value: Any) -> TensorLoad | None:
 
 
 def _registers(stores: Sequence[BufferStore], scalars: Sequence[Any]) -> int:
-    """Return the vector registers of the accumulators and of the vectors that a step loads, without those of
-    `scalars`."""
+    """Return the vector registers of a step's accumulators and vectors, without loads of `scalars`."""
     read = {tvm_ffi.StructuralKey(each) for each in scalars}
     loads = _distinct(
         load
@@ -135,7 +134,7 @@ def _registers(stores: Sequence[BufferStore], scalars: Sequence[Any]) -> int:
 
 
 def _moves_on(scalar: Any, variable: Any, analyzer: Analyzer) -> bool:
-    """Return whether each step of a loop loads the elements after those of the previous step."""
+    """Return whether a step of a loop loads what lies right behind the elements of the step before."""
     load = _loaded(scalar)
     assert load is not None
     *outer, last = load.indices
@@ -144,9 +143,7 @@ def _moves_on(scalar: Any, variable: Any, analyzer: Analyzer) -> bool:
         return False
     if any(_uses(one, variable) for one in outer):
         return False
-    following = tvm_ffi.structural_map(start, (Var, lambda one: one + 1 if one.same_as(variable) else one))
-    step = analyzer.simplify(following - start)
-    return isinstance(step, IntImm) and int(step) == each
+    return step_of(start, variable, analyzer) == each
 
 
 def _uses(expr: Any, variable: Any) -> bool:

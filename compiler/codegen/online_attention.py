@@ -313,7 +313,7 @@ class _Kernel:
         self._columns = width
         self._blocks = -(-self._queries // sizes.queries)
         self._block, self._warp, self._lane = (_index(name) for name in ("block", "warp", "lane"))
-        # The place of a warp's queries and of its keys among those of the block and of a step.
+        # A warp's first query in the block, and its first key in a step.
         self._own_queries = tirx.floordiv(self._warp, sizes.parts) * (SIDE * sizes.rows)
         self._own_keys = tirx.floormod(self._warp, sizes.parts) * sizes.keys_of_warp
         self._image = tirx.floordiv(self._block, self._blocks)

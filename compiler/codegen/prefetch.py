@@ -32,8 +32,8 @@ from tvm.tirx import (
     Var,
 )
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.tir_nodes import find_all, op_name
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
+from compiler.tir_nodes import contains, find_all, op_name, step_of
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -86,7 +86,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     for load in streamed.loads():
         used: list[Any] = []
         tvm_ffi.structural_walk(load.indices[-1], [(Var, used.append)])
-        innermost = next((at for at, loop in enumerate(loops) if _has(used, loop.loop_var)), None)
+        innermost = next((at for at, loop in enumerate(loops) if contains(used, loop.loop_var)), None)
         if innermost is not None:
             rows[innermost] += _rows(load)
     if not rows:
@@ -101,16 +101,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         # At the end of the body, its variables are bound.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         body = SeqStmt([*statements, *calls])
-        return For(
-            loop.loop_var,
-            loop.min,
-            loop.extent,
-            loop.kind,
-            body,
-            loop.thread_binding,
-            loop.annotations,
-            loop.step,
-        )
+        return with_loop_body(loop, body)
 
     body = tvm_ffi.structural_map(function.body, (For, prefetch))
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
@@ -145,22 +136,18 @@ class _Streamed:
         # loads don't stream.
         parts = [*find_all(store.value, Shuffle), *filter(_is_scalar_of_bytes, find_all(store.value, Call))]
         lanes = [load for each in parts for load in find_all(each, TensorLoad)]
-        loads = [load for load in loads if not _has(lanes, load)]
+        loads = [load for load in loads if not contains(lanes, load)]
         if any(load.source.same_as(store.buffer) for load in loads):
             self._found |= {tvm_ffi.StructuralKey(load): load for load in loads if self._may_stream(load)}
 
     def loads(self) -> Iterable[TensorLoad]:
         # Whether a buffer is the function's own is known after the walk.
-        return (load for load in self._found.values() if not _has(self._own, load.source))
+        return (load for load in self._found.values() if not contains(self._own, load.source))
 
     def _may_stream(self, load: TensorLoad) -> bool:
         if load.source not in self._is_large:
             self._is_large[load.source] = _bytes(load) >= MIN_OPERAND_BYTES
         return self._is_large[load.source] and _is_vector(load)
-
-
-def _has(variables: list[Any], variable: Any) -> bool:
-    return any(variable.same_as(each) for each in variables)
 
 
 def _is_vector(load: TensorLoad) -> bool:
@@ -197,19 +184,10 @@ def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[TensorLoad
     for row, (base, offset) in zip(rows, places, strict=True):
         if base not in steps:
             used = find_all(row.indices[-1], Var)
-            around = [loop.loop_var for loop in loops if _has(used, loop.loop_var)]
-            steps[base] = {_moved(row.indices[-1], variable, analyzer) for variable in around} - {0}
+            around = [loop.loop_var for loop in loops if contains(used, loop.loop_var)]
+            steps[base] = {step_of(row.indices[-1], variable, analyzer) or 0 for variable in around} - {0}
         if not any(offset + step in read[base] for step in steps[base]):
             yield row
-
-
-def _moved(index: Any, variable: Any, analyzer: Analyzer) -> int:
-    """Return how much an iteration moves an index; 0 if that isn't constant."""
-    following = tvm_ffi.structural_map(
-        index, (Var, lambda each: each + 1 if each.same_as(variable) else each)
-    )
-    step = analyzer.simplify(following - index)
-    return int(step) if isinstance(step, IntImm) else 0
 
 
 def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:

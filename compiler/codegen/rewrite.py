@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm.tirx import PrimFunc
+from tvm.tirx import For, PrimFunc
 
 
 def rewrite_prim_funcs(module: tvm.IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> tvm.IRModule:
@@ -35,3 +35,17 @@ def map_body(
     """
     body = tvm_ffi.structural_map(function.body, callbacks)
     return function if body.same_as(function.body) else function.with_body(body)
+
+
+def with_loop_body(loop: For, body: Any) -> For:
+    """Return the loop with another body."""
+    return For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        body,
+        loop.thread_binding,
+        loop.annotations,
+        loop.step,
+    )

@@ -20,7 +20,7 @@ PARTS_PER_CORE = 2
 class KernelObjects:
     """Compiles kernels in threads while it is entered, because TVM's compiler doesn't hold Python's lock.
 
-    The threads' pass context is that of the thread that makes this object.
+    The threads use the pass context in which this object is made.
     """
 
     def __init__(self, target: tvm.target.Target, pipeline: str, folder: Path) -> None:

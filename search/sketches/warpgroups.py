@@ -12,7 +12,7 @@ from search.sketches.tensor_core import MatrixProduct, axes_of, match_product
 
 # The threads of a warpgroup, and the rows of its tile.
 GROUP_THREADS, GROUP_ROWS = 128, 64
-# Tiles in shared memory consist of columns of this many bytes. Those of tensor maps are wider.
+# The bytes of a column of a tile in shared memory, copied by threads and by tensor maps.
 COLUMN_BYTES, MAP_BYTES = 16, 128
 # The types of operands that they multiply, and of the sums.
 SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}

@@ -24,7 +24,7 @@ CUDA_TYPES = {"float16": "half", "bfloat16": "__nv_bfloat16", "int8": "signed ch
 _NAME = re.compile(
     r"wgmma_(fill|store|sync)_(\d+)(_int32)?(?:x(\d+)_(float16|bfloat16|int8)_(rows|columns)(_swizzled)?)?"
 )
-# The reduction in the shape of fragments, whatever that of the instructions is.
+# The shape of fragments names this reduction. Instructions may have another one.
 _STEP = 16
 
 

@@ -1,4 +1,4 @@
-"""TVM's host code encodes tensor maps and passes them to kernels, also to those of a CUDA graph."""
+"""TVM's host code encodes tensor maps and passes them to kernels. CUDA graphs keep them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_rows_are_prefetched_in_the_loop_that_moves_along_them() -> None:
 
 
 def test_rows_that_the_previous_iteration_read_are_not_prefetched() -> None:
-    """A tile of four rows reads six, of which two are the previous tile's. Each is a line."""
+    """A tile of four rows reads six. The tile before has read two of them. Each row is a line."""
     tile, columns = 4, LINE_BYTES // 4
     stencil = unrolled(flattened(padded_stencil(MIN_OPERAND_BYTES // LINE_BYTES, columns, tile)))
     assert prefetch.prefetch_operands(stencil)["main"].script().count("address_of(data_1[") == tile
