@@ -294,9 +294,7 @@ def _sharing(
     if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
         return np.ones_like(vectors)
     around = nest.depth - 3
-    touched, alone = (
-        touched_elements(read, nest.inside[boundary], shape) for boundary in (around, nest.depth - 1)
-    )
+    touched, alone = touched_elements(read, nest.inside[[around, nest.depth - 1]], shape)
     held = body.accumulators * nest.trips(around) + vectors * touched / alone
     steps = nest.trips(around) * nest.trips(around + 1)
     return np.where(body.is_flat & (held <= registers), steps * alone / touched, 1.0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 from search.cost.cost_parameters import LINE_BYTES, PAGE_BYTES, CostParameters
 from search.dag import Buffer, BufferAccess
 from search.programs.compute_location import bytes_in_memory
-from search.programs.nest import Floats, Nest, bytes_of_lines, elements_of, region, touched_elements
+from search.programs.nest import Floats, Nest, bytes_of_lines, elements_of, region, span, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.variables import read_kind
@@ -50,12 +51,12 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
         taken.append(evicted)
         loads.append(load)
         stalled.append(load * stalls)
-    total = np.add.reduce(sizes)
+    total = reduce(np.add, sizes)
     # If everything fits into the L3 cache, only the weights come from memory.
     fits = total[0] <= parameters.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
-    loaded, from_memory, crowded = np.add.reduce(loads), np.add.reduce(stalled), np.add.reduce(taken)
+    loaded, from_memory, crowded = reduce(np.add, loads), reduce(np.add, stalled), reduce(np.add, taken)
     terms = {
         "l2_traffic": _where_it_fits(loaded, crowded, parameters.l1_room),
         "l3_traffic": _where_it_fits(loaded, crowded, parameters.l2_room),
@@ -106,8 +107,8 @@ def _crowding(touched: Sequence[Floats], buffer: Buffer, parameters: CostParamet
         apart = PAGE_BYTES // math.gcd(stride, PAGE_BYTES)
         sets = np.minimum(sets * np.minimum(count, apart), SETS)
         stride *= extent
-    larger = (SETS / np.arange(1, SETS + 1)) ** parameters.factors.crowding
-    return np.asarray(larger[sets.astype(np.int64) - 1])
+    larger = (SETS / np.maximum(np.arange(SETS + 1), 1)) ** parameters.factors.crowding
+    return larger.take(sets.astype(np.int64), mode="clip")
 
 
 def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) -> Floats:
@@ -138,7 +139,7 @@ def _stalls(access: BufferAccess, nest: Nest, buffer: Buffer, parameters: CostPa
     """
     if buffer.num_bytes <= parameters.device.l2_bytes:
         return 1.0
-    row = region(access, nest.inside[-3], buffer.shape)[-1]
+    row = span(access.indices[-1], nest.inside[-3], buffer.shape[-1])
     run = np.maximum(row * buffer.item_bytes, LINE_BYTES)
     return np.asarray(1.0 + np.where(row < buffer.shape[-1], parameters.factors.stall_bytes / run, 0.0))
 

@@ -123,12 +123,11 @@ class Loops:
     @cached_property
     def inside(self) -> Floats:
         """[boundaries, axes, programs]: the extent of each axis that the loops inside a boundary cover."""
-        count, programs = self.extents.shape
-        inside = np.empty((self.num_axes, count + 1, programs))
-        for axis in range(self.num_axes):
-            own = [loop for loop, each in enumerate(self.axes) if each == axis]
-            np.take(products_inside(self.extents[own]), self._outside(own), 0, inside[axis], mode="clip")
-        return inside.transpose(1, 0, 2)
+        inside = np.ones((len(self.axes) + 1, self.num_axes, self.extents.shape[-1]))
+        for loop in reversed(range(len(self.axes))):
+            inside[loop] = inside[loop + 1]
+            inside[loop, self.axes[loop]] *= self.extents[loop]
+        return inside
 
     def visits(self, access: BufferAccess) -> Floats:
         """Return [boundaries, programs]: how often the region that an access touches inside a boundary
@@ -137,14 +136,11 @@ class Loops:
         Loops right outside the boundary that the access doesn't depend on reuse the region. The iterations of
         the innermost loop outside the boundary on which it depends, and of all loops around that one, count.
         """
-        own = [loop for loop, axis in enumerate(self.axes) if axis in access.axes]
-        changes = np.ones((len(own) + 1, self.extents.shape[-1]))
-        changes[1:] = self._moves[own]
-        return np.asarray(np.maximum.accumulate(changes, axis=0)[self._outside(own)])
-
-    def _outside(self, own: Sequence[int]) -> Ints:
-        """Return [boundaries]: how many of some loops are outside."""
-        return np.searchsorted(np.array(own, dtype=np.int64), np.arange(len(self.axes) + 1))
+        used, visits = access.axes, np.ones((len(self.axes) + 1, self.extents.shape[-1]))
+        for loop, axis in enumerate(self.axes):
+            moves = self._moves[loop] if axis in used else 1.0
+            np.maximum(visits[loop], moves, out=visits[loop + 1])
+        return visits
 
     @cached_property
     def _moves(self) -> Floats:
@@ -174,24 +170,26 @@ def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
 def region(access: BufferAccess, inner: Counts, shape: Sequence[int]) -> list[Counts]:
     """Return, for each dimension, the elements touched while the axes run over `inner` [..., axes, programs]
     values. A scalar counts as one dimension."""
-    return [
-        _span(index, inner, size) if index.affine else np.full_like(inner[..., 0, :], size)
-        for index, size in zip(access.indices, shape, strict=True)
-    ] or [np.ones_like(inner[..., 0, :])]
+    return [span(index, inner, size) for index, size in zip(access.indices, shape, strict=True)] or [
+        np.ones_like(inner[..., 0, :])
+    ]
 
 
-def _span(index: Index, inner: Counts, size: int) -> Counts:
-    """Return [..., programs]: the elements of a dimension of `size` elements that an index touches."""
+def span(index: Index, inner: Counts, size: int) -> Counts:
+    """Return [..., programs]: the elements of a dimension of `size` elements that an index touches while the
+    axes run over `inner` [..., axes, programs] values."""
+    if not index.affine:
+        return np.full_like(inner[..., 0, :], size)
     if index.is_single_axis and index.terms:  # nearly every index
         return np.minimum(inner[..., index.terms[0].axis, :], size)
-    span = np.ones_like(inner[..., 0, :])
+    touched = np.ones_like(inner[..., 0, :])
     for axis, coefficient, divisor in index.terms:
         # Tiles start at multiples of their size, so the quotient is constant in a tile shorter than the
         # divisor. Nearly all divisors are 1 and are skipped, because dividing would take most of the time.
         values = inner[..., axis, :]
         quotients = values if divisor == 1 else (values + divisor - 1) // divisor
-        span += abs(coefficient) * (quotients - 1)
-    return np.minimum(span, size)
+        touched += abs(coefficient) * (quotients - 1)
+    return np.minimum(touched, size)
 
 
 def elements_of(box: Sequence[Counts]) -> Floats:
