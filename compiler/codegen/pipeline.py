@@ -20,6 +20,7 @@ from compiler.codegen.half_products import multiply_halves
 from compiler.codegen.interior_tiles import split_interior
 from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
+from compiler.codegen.packed_bytes import pack_bytes
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tensor_maps import pass_maps
@@ -37,7 +38,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            loaded = load_lanes(multiply_halves(split_interior(module)))
+            loaded = load_lanes(multiply_halves(pack_bytes(split_interior(module))))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 
         return lambda module: finish(prepare(module))
