@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -24,6 +24,7 @@ from tvm.tirx import (
     Evaluate,
     For,
     IntImm,
+    Mul,
     PrimFunc,
     Ramp,
     SeqStmt,
@@ -33,7 +34,7 @@ from tvm.tirx import (
 )
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
-from compiler.tir_nodes import contains, find_all, op_name, step_of
+from compiler.tir_nodes import contains, find_all, op_name
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -183,11 +184,26 @@ def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[TensorLoad
     steps: dict[Any, set[int]] = {}
     for row, (base, offset) in zip(rows, places, strict=True):
         if base not in steps:
-            used = find_all(row.indices[-1], Var)
-            around = [loop.loop_var for loop in loops if contains(used, loop.loop_var)]
-            steps[base] = {step_of(row.indices[-1], variable, analyzer) or 0 for variable in around} - {0}
+            steps[base] = set(_steps(analyzer.simplify(row.indices[-1]), [loop.loop_var for loop in loops]))
         if not any(offset + step in read[base] for step in steps[base]):
             yield row
+
+
+def _steps(index: Any, variables: Sequence[Var]) -> Iterator[int]:
+    """Yield how much an index grows with loops' variables, or with the parts of a fused loop's variable.
+
+        f // 24 * 768 + f % 24 * 16 + x * 144
+    ->
+        768, 16, 144
+    """
+    if isinstance(index, Add):
+        yield from _steps(index.a, variables)
+        yield from _steps(index.b, variables)
+        return
+    term, step = (index.a, index.b) if isinstance(index, Mul) else (index, None)
+    is_moved = any(contains(variables, each) for each in find_all(term, Var))
+    if is_moved and (step is None or isinstance(step, IntImm)):
+        yield 1 if step is None else int(step)
 
 
 def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:

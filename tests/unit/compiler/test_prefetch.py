@@ -88,6 +88,23 @@ def test_rows_that_the_previous_iteration_read_are_not_prefetched() -> None:
     assert prefetch.prefetch_operands(stencil)["main"].script().count("address_of(data_1[") == tile
 
 
+def test_rows_that_an_earlier_iteration_of_a_fused_loop_read_are_not_prefetched() -> None:
+    """A tile of two lines reads three. The tile to its left has read the first."""
+    start = "f // 8 * 1024 + f % 8 * 32"
+    reads = "\n".join(
+        f"        sums[0:16] = sums[T.Ramp(0, 1, 16)] + data[T.Ramp({start} + {at}, 1, 16)]"
+        for at in (0, 16, 32)
+    )
+    module = tvm.script.from_source(f"""
+@T.prim_func(s_tir=True)
+def main(data: T.Buffer(({MIN_OPERAND_BYTES},), "float32"), sums: T.Buffer((16,), "float32")):
+    for f in range(64):
+{reads}
+""")
+    found = prefetch.prefetch_operands(tvm.IRModule({"main": module}))["main"]
+    assert found.script().count(f'"{prefetch._NAME}"') == 2
+
+
 def test_bytes_that_a_dot_product_broadcasts_are_not_prefetched() -> None:
     """They are a sixteenth of a line."""
     module = tvm.script.from_source(f"""
