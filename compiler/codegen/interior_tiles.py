@@ -18,9 +18,7 @@ from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse,
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
 from compiler.tir_nodes import contains, find_all, op_name, step_of
-
-# LLVM takes seconds for larger bodies, such as transforms of Winograd, and for two bodies twice as long.
-MAX_SUMS = 128
+from search.cost.border_tiles import MAX_SUMS
 
 
 def split_interior(module: tvm.IRModule) -> tvm.IRModule:

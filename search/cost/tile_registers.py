@@ -38,7 +38,7 @@ from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import BufferAccess, Dag, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
-from search.programs.compute_location import is_inline_value
+from search.programs.compute_location import bytes_in_memory, is_inline_value
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.block_products import BlockProduct
@@ -244,14 +244,20 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
         vectors = vectors * _steps_of_block(dag, nest, read)
         kept = vectors * body.chain <= parameters.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
-        repeats = np.maximum(
-            repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters.registers)
-        )
+        sharing, missing = _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters)
+        # Without a register, the next step loads an operand again. A widened one is loaded as such.
+        is_widened = bytes_in_memory(population, read.buffer) < dag.buffer[read.buffer].item_bytes
+        repeats = np.maximum(repeats, np.where(is_widened | (missing == 0), sharing, 1))
+        missing = np.where(is_widened & (repeats == sharing), missing, 0)
+        slots = np.ones_like(vectors)
         if read.buffer in dag.producer:
-            conditions = _conditions(nest, body, read) * border_share(dag, nest, read)
+            rows = body.accumulators / body.instructions
+            sums = rows * np.where(body.is_flat, nest.trips(nest.depth - 3), 1) * body.unrolled
+            share = border_share(dag, nest, read, body.is_flat, sums)
+            conditions = _conditions(nest, body, read) * share
             gathers = _loads_of_gather(nest, body, read, vectors)
-            vectors = vectors * _slots_of_load(population, read.buffer, conditions, gathers, parameters)
-        loads = loads + vectors / repeats
+            slots = _slots_of_load(population, read.buffer, conditions, gathers, parameters)
+        loads = loads + vectors * (slots / repeats + missing)
     return loads
 
 
@@ -285,19 +291,28 @@ def _joined(
 
 
 def _sharing(
-    nest: Nest, body: _Body, read: BufferAccess, vectors: Floats, shape: Sequence[int], registers: int
-) -> Floats:
-    """Return [programs]: the number of steps that share a load of `vectors` vectors.
+    nest: Nest,
+    body: _Body,
+    read: BufferAccess,
+    vectors: Floats,
+    shape: Sequence[int],
+    parameters: CostParameters,
+) -> tuple[Floats, Floats]:
+    """Return [programs]: the number of steps that share a load of `vectors` vectors, and the fraction of them
+    that lacks a register, so that each step loads it again.
 
-    It is more than 1 where overlapping tiles are in one unrolled body, and registers hold all that it reads.
+    The number is more than 1 where overlapping tiles are in one unrolled body.
     """
+    ones, none = np.ones_like(vectors), np.zeros_like(vectors)
     if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
-        return np.ones_like(vectors)
+        return ones, none
     around = nest.depth - 3
     touched, alone = touched_elements(read, nest.inside[[around, nest.depth - 1]], shape)
-    held = body.accumulators * nest.trips(around) + vectors * touched / alone
+    held = vectors * touched / alone
+    lacking = body.accumulators * nest.trips(around) + held - parameters.registers
     steps = nest.trips(around) * nest.trips(around + 1)
-    return np.where(body.is_flat & (held <= registers), steps * alone / touched, 1.0)
+    missing = np.clip(lacking / held, 0.0, 1.0)
+    return np.where(body.is_flat, steps * alone / touched, ones), np.where(body.is_flat, missing, none)
 
 
 def _conditions(nest: Nest, body: _Body, read: BufferAccess) -> Floats:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from search.cost.analytic import estimate
-from search.cost.border_tiles import border_share
+from search.cost.border_tiles import MAX_SUMS, border_share
 from search.dag import Dag
 from search.programs.compute_location import bytes_in_memory
 from search.programs.nest import Nest
@@ -28,25 +30,35 @@ def _depthwise(dtype: str) -> Dag:
     return replace(graph, buffers=buffers)
 
 
-def _program(graph: Dag, location: str, tiles: Mapping[str, tuple[int, ...]]) -> Program:
-    settings = {**tiles, "c": (1, 1, 2, 16), "di": (3, 1), "dj": (1, 3), "unroll": 16, "read weight": "3"}
+def _program(graph: Dag, location: str, tiles: Mapping[str, Any]) -> Program:
+    rest = {"c": (1, 1, 2, 16), "di": (3, 1), "dj": (1, 3), "unroll": 16, "read weight": "3"}
+    settings = {**rest, **tiles}
     return program_of(sketch_of(graph, SKETCH), pad={"location": location}, depthwise=settings)
 
 
 @pytest.mark.parametrize(
-    ("i", "j", "share"),
+    ("i", "j", "is_flat", "sums", "share"),
     [
-        pytest.param((7, 1, 1, 2), (14, 1, 1, 1), 1 - 5 / 7 * 12 / 14, id="tiles in both directions"),
-        pytest.param((14, 1, 1, 1), (1, 1, 2, 7), 2 / 14, id="rows over the whole width"),
-        pytest.param((1, 2, 7, 1), (2, 1, 1, 7), 0.0, id="two tiles, whose conditions are constants"),
+        pytest.param(
+            (7, 1, 1, 2), (14, 1, 1, 1), True, 9, 1 - 5 / 7 * 12 / 14, id="tiles in both directions"
+        ),
+        pytest.param((14, 1, 1, 1), (1, 1, 2, 7), True, 9, 2 / 14, id="rows over the whole width"),
+        pytest.param((14, 1, 1, 1), (1, 1, 2, 7), False, 9, 1 - 12 / 14 * 5 / 7, id="such rows in loops"),
+        pytest.param(
+            (1, 2, 7, 1), (2, 1, 1, 7), True, 9, 0.0, id="two tiles, whose conditions are constants"
+        ),
+        pytest.param((7, 1, 1, 2), (14, 1, 1, 1), True, MAX_SUMS + 1, 1.0, id="tiles with one body"),
     ],
 )
-def test_only_tiles_at_a_border_have_conditions(i: tuple[int, ...], j: tuple[int, ...], share: float) -> None:
+def test_only_tiles_at_a_border_have_conditions(
+    i: tuple[int, ...], j: tuple[int, ...], is_flat: bool, sums: int, share: float
+) -> None:
     graph = dags.depthwise()
     population = gather([_program(graph, "inline", {"i": i, "j": j})])
     nest = Nest.of(population, population.sketch.stage["depthwise"])
     (padded,) = (read for read in nest.node.reads if read.buffer == "pad")
-    assert border_share(graph, nest, padded) == pytest.approx(share)
+    found = border_share(graph, nest, padded, np.array([is_flat]), np.array([float(sums)]))
+    assert found == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("location", "num_bytes"), [("inline", 1), ("root", 4)])
@@ -59,6 +71,16 @@ def test_an_inline_operand_is_loaded_in_its_own_type(location: str, num_bytes: i
     assert (of_bytes["l3_traffic"] < of_floats["l3_traffic"]) == (num_bytes == 1)
     # Bytes become floats by two instructions for every load, unless a copy widens them once.
     assert (of_bytes["loads_per_fma"] > of_floats["loads_per_fma"]) == (num_bytes == 1)
+
+
+def test_tiles_in_an_unrolled_body_share_widened_operands_beyond_the_registers() -> None:
+    """14 sums read 36 vectors in nine steps of 14, more than the registers hold."""
+    tiles = {"i": (7, 1, 1, 2), "j": (2, 1, 1, 7), "di": (1, 3), "dj": (1, 3)}
+    in_body, in_loop = (
+        estimate(gather([_program(_depthwise("uint8"), "inline", tiles | {"unroll": unroll})]), DEVICE)
+        for unroll in (512, 0)
+    )
+    assert in_body.quantities["loads_per_fma"] < in_loop.quantities["loads_per_fma"] / 1.5
 
 
 @pytest.mark.parametrize(
