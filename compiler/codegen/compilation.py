@@ -12,6 +12,7 @@ from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.quantizers import quantize_in_vectors
 from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.tensor_maps import fetch_by_maps
+from compiler.codegen.unrolling import limit_unrolling
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
 from compiler.target import capability_of
@@ -45,7 +46,8 @@ _NOT_FOR_CPUS = (
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Apply our passes. Candidates and whole models share them, so the timed code is the deployed code."""
     counted = count_in_int32(fetch_by_maps(write_attention(module)), target)
-    return expand_math(quantize_in_vectors(add_as_trees(counted, target), target), target)
+    limited = limit_unrolling(counted, target)
+    return expand_math(quantize_in_vectors(add_as_trees(limited, target), target), target)
 
 
 def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.PassContext:

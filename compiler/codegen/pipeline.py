@@ -25,6 +25,7 @@ from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tensor_maps import pass_maps
 from compiler.codegen.tile_instructions import use_tiles
+from compiler.codegen.unrolling import keep_rolled
 from compiler.codegen.warpgroups import wait_for_all_operands
 
 PIPELINE = "tunefarm"
@@ -38,7 +39,8 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            loaded = load_lanes(multiply_halves(pack_bytes(split_interior(module))))
+            packed = pack_bytes(split_interior(module))
+            loaded = keep_rolled(load_lanes(multiply_halves(packed)))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 
         return lambda module: finish(prepare(module))
