@@ -31,6 +31,8 @@ _MAX_INT32 = (1 << 31) - 1
 # The types in which a model may compute, the finest first: float types, and "quantized" for values that pass
 # through bytes.
 COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
+# The accuracy level of MatMulNBits that rounds activations to int8.
+INT8_LEVEL = 4
 # Bounds of attributes by which TVM divides, or with which it computes extents.
 _BOUNDS = {
     **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MAX_INT32)),
@@ -85,7 +87,10 @@ class OnnxFile:
     def computed_in(self) -> str:
         """The coarsest of COARSENESS among `types` and quantized values."""
         found = set(self.types)
-        if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in self._nodes):
+        if any(
+            "Quantize" in node.op_type or node.op_type.startswith("QLinear") or rounds_to_bytes(node)
+            for node in self._nodes
+        ):
             found.add("quantized")
         return max(found.intersection(COARSENESS), key=COARSENESS.index, default="float64")
 
@@ -93,6 +98,12 @@ class OnnxFile:
     def _nodes(self) -> list[onnx.NodeProto]:
         """Return the nodes of the main graph and of the model's own functions."""
         return [*self.proto.graph.node, *(node for one in self.proto.functions for node in one.node)]
+
+
+def rounds_to_bytes(node: onnx.NodeProto) -> bool:
+    """Return whether a node rounds its operand to int8: a MatMulNBits of accuracy level 4."""
+    levels = [one.i for one in node.attribute if one.name == "accuracy_level"]
+    return node.op_type == "MatMulNBits" and levels == [INT8_LEVEL]
 
 
 def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from compiler.importing.onnx_file import OnnxFile, node_name
+from compiler.importing.onnx_file import OnnxFile, node_name, rounds_to_bytes
 from compiler.target import detect_device
 from compiler.verifying.reference import Reference
 from compiler.verifying.splitting import given_values, split_at
@@ -75,7 +75,7 @@ class Layers:
             # Values that subgraphs read from the outer graph aren't among a node's inputs.
             if varying.intersection(node.input) or any(one.HasField("g") for one in node.attribute):
                 varying.update(node.output)
-                is_product = node.op_type == "QGemm" and len(node.input) > 7
+                is_product = rounds_to_bytes(node) or (node.op_type == "QGemm" and len(node.input) > 7)
                 if is_product or node.op_type.startswith("QLinear") or QUANTIZE in node.op_type:
                     nodes.append(node)
         if not nodes:

@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from tvm import relax
 
+from compiler.importing.onnx_file import INT8_LEVEL
 from compiler.importing.onnx_graph import Converter, Graph
 from compiler.importing.spec import NARROW
 from compiler.importing.values import BlockQuantized, Node, UnsupportedOperator, Value, numpy_dtype
@@ -20,8 +21,6 @@ from compiler.precision.packed_weights import PACKED_BITS, PackedWeight, packed_
 
 # The types of floats that are multiplied by packed weights.
 _PACKED_FLOATS = ("float32", "float16", "bfloat16")
-# The accuracy level of MatMulNBits that rounds activations to int8.
-INT8_LEVEL = 4
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
 
 
