@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from core.device import Device
 from system.outbound import parse_networks
 
 
@@ -59,6 +60,13 @@ class SchedulerSettings(BaseSettings):
     claim_ttl_s: float = Field(default=60.0, gt=0)
     sweep_interval_s: float = Field(default=5.0, gt=0)
     max_failures: int = Field(default=5, ge=1)
+
+    def batches_ahead(self, device: Device) -> int:
+        """Return the number of batches to keep waiting while one is measured.
+
+        At least one batch waits for a GPU, because planning on its host's cores doesn't change its latencies.
+        """
+        return self.plan_ahead if device.gpu is None else max(self.plan_ahead, 1)
 
     @field_validator("webhook_allow")
     @classmethod

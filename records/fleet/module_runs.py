@@ -15,7 +15,7 @@ from records.jobs import jobs
 from records.jobs.trials import TrialState
 from records.storage import blobs
 from records.storage.statements import insert_missing
-from records.storage.tables import LeaseRow, ModuleRunRow, WorkerRow
+from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, WorkerRow
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
     return [module_run_of(row) for row in session.scalars(runs)]
 
 
-def has_open(session: Session, job_ids: Sequence[str]) -> bool:
-    """Return whether a module run of these jobs isn't done."""
-    runs = select(ModuleRunRow.id).where(ModuleRunRow.job_id.in_(job_ids), ModuleRunRow.state != "done")
+def has_open(session: Session, device_class: str) -> bool:
+    """Return whether a module run for a device class isn't done."""
+    runs = select(ModuleRunRow.id).join(JobRow, JobRow.id == ModuleRunRow.job_id)
+    runs = runs.where(JobRow.device_class == device_class, ModuleRunRow.state.in_(("pending", "leased")))
     return session.scalar(runs.limit(1)) is not None
 
 

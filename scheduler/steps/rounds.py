@@ -45,6 +45,9 @@ def run(context: Context, job: Job) -> None:
         if group.planner is None or group.planner.id != job.id:
             if group.planner is not None:
                 context.wake("round", group.planner.id)
+            for other in group.jobs:
+                if other.state in (JobState.QUEUED, JobState.IMPORTING):
+                    context.wake("intake", other.id)
             return
         plan = _plan_round(session, context, group)
         if plan.trials and not attempts.begin(session, job, "searching", context.now(), max_attempts):
@@ -99,12 +102,15 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
     batch_size = _batch_size(session, context, group, left)
     num_open = sum(trials.count_open(session, job.id) for job in group.jobs)
-    ahead = _plan_ahead(session, context, group)
+    device_class = group.tuning[0].device_class
+    assert device_class is not None, "it was imported for it"
+    device = devices.get_class(session, device_class)
+    ahead = context.settings.batches_ahead(device)
     if num_open > ahead * batch_size:
         # Most wake-ups end here. To count all trials takes longer with each.
         return RoundPlan(trials=0, issuable=num_open)
-    if left > 0 and not ahead and module_runs.has_open(session, [job.id for job in group.jobs]):
-        # Planning would slow ONNX Runtime down, which the device is timing.
+    if left > 0 and not ahead and module_runs.has_open(session, device.key):
+        # Planning would slow down the model that the device is timing.
         return RoundPlan(trials=0, issuable=left)
     budget = read_remaining(session, group)
     # A search that found nothing new finds nothing until the next result arrives.
@@ -129,17 +135,6 @@ def _batch_size(session: Session, context: Context, group: Group, left: int) -> 
     devices_there = 0 if device_class is None else workers.count_able(session, device_class, context.now())
     fleet = min(TRIALS_PER_DEVICE * devices_there, int(LARGEST_BATCH * left))
     return max(context.settings.batch_size, fleet)
-
-
-def _plan_ahead(session: Session, context: Context, group: Group) -> int:
-    """Return the number of batches to keep waiting while one is measured.
-
-    At least one batch waits for a GPU, because planning on its host's cores doesn't change its latencies.
-    """
-    device_class = group.tuning[0].device_class
-    if context.settings.plan_ahead or device_class is None:
-        return context.settings.plan_ahead
-    return 0 if devices.get_class(session, device_class).gpu is None else 1
 
 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:

@@ -85,6 +85,24 @@ def test_a_planner_that_shares_the_devices_cores_waits_for_onnx_runtime(
     assert farm.job().trials_issued >= 4
 
 
+@pytest.mark.parametrize(("ahead", "state"), [(0, JobState.QUEUED), (1, JobState.TUNING)])
+def test_the_next_model_is_imported_when_a_device_on_the_same_cores_times_none(
+    farm: Farm, onnx: FakeCompiler, ahead: int, state: JobState
+) -> None:
+    farm.restart(plan_ahead=ahead)
+    farm.submit()
+    with farm.database.begin() as session:
+        request = jobs.get(session, "job").request
+        jobs.create_group(session, "pair", [request, request], jobs.Submission(farm.now))
+        jobs.advance(session, "job", {JobState.QUEUED}, JobState.CANCELLED, farm.now)
+    farm.plug_in()
+    farm.sweep()
+    assert [farm.job(name).state for name in ("pair", "pair-2")] == [JobState.TUNING, state]
+    farm.work()
+    farm.drain()
+    assert farm.job("pair-2").state is JobState.TUNING, "without waiting for the next sweep"
+
+
 @pytest.mark.parametrize(
     ("missing", "error", "note"),
     [
