@@ -12,42 +12,43 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
-from examples.networks.decoders import DecoderScale
+from examples.networks.decoders import DecoderScale, Network
 
 Array = NDArray[Any]
 BLOCK, ZERO = 32, 8
+SCALES = ".scales"
 
 
-def with_four_bits(model: bytes) -> bytes:
-    """Return an ONNX model whose products with constant matrices are MatMulNBits."""
-    proto = onnx.load_from_string(model)
-    weights = {one.name: one for one in proto.graph.initializer}
-    for node in proto.graph.node:
-        weight = weights.get(node.input[1]) if node.op_type == "MatMul" else None
-        if weight is None or weight.dims[0] % BLOCK:
-            continue
-        codes, scales = quantized(numpy_helper.to_array(weight).T)
-        packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
-        weight.CopyFrom(numpy_helper.from_array(packed, weight.name))
-        proto.graph.initializer.append(numpy_helper.from_array(scales, f"{weight.name}.scales"))
-        outputs, blocks, _ = codes.shape
-        node.CopyFrom(
-            helper.make_node(
-                "MatMulNBits",
-                [*node.input, f"{weight.name}.scales"],
-                node.output,
-                name=node.name,
-                domain="com.microsoft",
-                K=blocks * BLOCK,
-                N=outputs,
-                bits=4,
-                block_size=BLOCK,
-            )
+class FourBits(Network):
+    """A decoder whose products with matrices are MatMulNBits of an accuracy level. 0 multiplies floats, 4
+    rounds activations to 8 bits."""
+
+    accuracy_level = 0
+
+    def linear(self, x: str, inputs: int, outputs: int, bias: bool = True, name: str = "") -> str:
+        weight = self.rng.standard_normal((inputs, outputs)) * self.scale.spread * inputs**-0.5
+        codes, scales = quantized(weight.T.astype(np.float32))
+        product = self.op(
+            "MatMulNBits",
+            x,
+            self.constant(codes[..., 0::2] | (codes[..., 1::2] << 4), np.uint8, name),
+            self.constant(scales, np.float32, f"{name}{SCALES}" if name else ""),
+            domain="com.microsoft",
+            K=inputs,
+            N=outputs,
+            bits=4,
+            block_size=BLOCK,
+            accuracy_level=self.accuracy_level,
         )
-    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return bytes(proto.SerializeToString())
+        return self.op("Add", product, self.weight(outputs)) if bias else product
+
+
+class FourBitsByBytes(FourBits):
+    """The same decoder of accuracy level 4."""
+
+    accuracy_level = 4
 
 
 def quantized(weight: Array) -> tuple[Array, Array]:
@@ -65,7 +66,7 @@ def quantized(weight: Array) -> tuple[Array, Array]:
 
 
 def write_gguf(file: Path, model: bytes, scale: DecoderScale) -> None:
-    """Write the weights of `examples.networks.decoders.llama` as llama.cpp reads them: matrices as Q4_0."""
+    """Write the weights of a llama of `FourBits` as llama.cpp reads them: matrices as Q4_0."""
     gguf = importlib.import_module("gguf")
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_vocab_size(scale.words)
@@ -80,20 +81,20 @@ def write_gguf(file: Path, model: bytes, scale: DecoderScale) -> None:
     writer.add_rope_freq_base(scale.rotary_base)
     writer.add_layer_norm_rms_eps(1e-6)
     q4 = gguf.GGMLQuantizationType.Q4_0
-    for tensor in onnx.load_from_string(model).graph.initializer:
-        if not tensor.name.endswith(".weight"):
+    weights = {one.name: one for one in onnx.load_from_string(model).graph.initializer}
+    for name in filter(lambda name: name.endswith(".weight"), weights):
+        weight = np.array(numpy_helper.to_array(weights[name]))
+        if weight.dtype != np.uint8:
+            writer.add_tensor(name, weight)
             continue
-        weight = np.array(numpy_helper.to_array(tensor), np.float32)
-        if weight.ndim < 2 or tensor.name == "token_embd.weight":
-            writer.add_tensor(tensor.name, weight)
-            continue
-        codes, scales = quantized(weight.T)
-        rows: Array = ((codes.astype(np.float32) - ZERO) * scales[..., None]).reshape(weight.T.shape)
-        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+        codes = np.stack([weight & 15, weight >> 4], axis=-1).astype(np.float32)
+        scales = numpy_helper.to_array(weights[f"{name}{SCALES}"])
+        rows = ((codes.reshape(*scales.shape, BLOCK) - ZERO) * scales[..., None]).reshape(len(scales), -1)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
             # llama.cpp rotates neighbours; the network rotates halves of a head.
             halves = rows.reshape(-1, 2, scale.size // 2, scale.features)
             rows = halves.swapaxes(1, 2).reshape(-1, scale.features)
-        writer.add_tensor(tensor.name, gguf.quants.quantize(rows, q4), raw_dtype=q4)
+        writer.add_tensor(name, gguf.quants.quantize(rows, q4), raw_dtype=q4)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -34,14 +34,12 @@ class Step(Protocol):
 class Runtime:
     """A runtime that can be loaded in another process. `module` is the Python module that it needs.
 
-    `load` takes the file or folder of the model, the decoder's scale, and the number of threads. Logits may
-    differ from tunefarm's by `tolerance`, relative to the largest.
+    `load` takes the file or folder of the model, the decoder's scale, and the number of threads.
     """
 
     name: str
     module: str
     load: Callable[[Path, DecoderScale, int], Step]
-    tolerance: float = 1e-2
 
     @property
     def is_installed(self) -> bool:
@@ -155,7 +153,7 @@ class LlamaCpp:
 
     def __init__(self, file: Path, scale: DecoderScale, threads: int) -> None:
         self._model = importlib.import_module("llama_cpp").Llama(
-            str(file.with_suffix(".gguf")),
+            str(file),
             n_ctx=scale.longest,
             n_threads=threads,
             n_threads_batch=threads,
@@ -171,14 +169,14 @@ class LlamaCpp:
         return np.ctypeslib.as_array(self._model._ctx.get_logits_ith(-1), (1, 1, self._words)).copy()
 
 
-# They round activations to 8 bits where weights have 4.
-LLAMA_CPP = Runtime("llama.cpp", "llama_cpp", LlamaCpp, tolerance=0.2)
-OPENVINO = Runtime("OpenVINO", "openvino", OpenVino, tolerance=0.2)
+# The ONNX file whose activations aren't rounded.
+IN_FLOATS = Runtime("ONNX Runtime in floats", "onnxruntime", OnnxRuntime)
+LLAMA_CPP = Runtime("llama.cpp", "llama_cpp", LlamaCpp)
 TUNEFARM = Runtime("tunefarm", "tunefarm_runtime", Compiled)
 PEERS = (
     Runtime("ONNX Runtime", "onnxruntime", OnnxRuntime),
     Runtime("ONNX Runtime GenAI", "onnxruntime_genai", OnnxRuntimeGenAi),
-    OPENVINO,
+    Runtime("OpenVINO", "openvino", OpenVino),
 )
 
 

@@ -19,7 +19,8 @@ class DecoderScale:
     """Extents of a decoder.
 
     `size` is the size of a head, `longest` the number of positions in tables. Rotary embeddings have the
-    frequencies `rotary_base ** (-2 k / size)`.
+    frequencies `rotary_base ** (-2 k / size)`. A matrix of `n` rows has the standard deviation
+    `spread / sqrt(n)`: with large ones, rounding errors grow from layer to layer.
     """
 
     words: int = 50
@@ -30,6 +31,7 @@ class DecoderScale:
     layers: int = 2
     longest: int = 64
     rotary_base: float = 100
+    spread: float = 1.7
 
 
 TINY = DecoderScale()
@@ -74,7 +76,7 @@ class Network:
         return self.constant(self.rng.standard_normal(shape) * spread, np.float32, name)
 
     def linear(self, x: str, inputs: int, outputs: int, bias: bool = True, name: str = "") -> str:
-        weight = self.weight(inputs, outputs, spread=1.7 * inputs**-0.5, name=name)
+        weight = self.weight(inputs, outputs, spread=self.scale.spread * inputs**-0.5, name=name)
         product = self.op("MatMul", x, weight)
         return self.op("Add", product, self.weight(outputs)) if bias else product
 
@@ -140,7 +142,8 @@ class Network:
         self.output("logits", logits, 1, self.tokens, self.scale.words)
         self.outputs.insert(0, self.outputs.pop())
         graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, self.weights)
-        opsets = [helper.make_opsetid("", 17)]
+        domains = {node.domain for node in self.nodes if node.domain}
+        opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(domain, 1) for domain in domains)]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
@@ -188,12 +191,14 @@ def _rotated(net: Network, x: str, cos: str, sin: str) -> str:
     return net.op("Add", net.op("Mul", x, cos), net.op("Mul", turned, sin))
 
 
-def llama(bias: bool = False, seed: int = 1, scale: DecoderScale = TINY) -> bytes:
+def llama(
+    bias: bool = False, seed: int = 1, scale: DecoderScale = TINY, network: type[Network] = Network
+) -> bytes:
     """Rotary embeddings of given positions, grouped heads, RMSNorm, gates; with `bias`, as Qwen has it.
 
     Weights have the names that llama.cpp gives them.
     """
-    net = Network(scale, scale.grouped_heads, seed)
+    net = network(scale, scale.grouped_heads, seed)
     features, heads = scale.features, scale.heads
     mask_input = net.input("attention_mask", TensorProto.INT64, 1, "total")
     positions = net.input("position_ids", TensorProto.INT64, 1, "sequence")

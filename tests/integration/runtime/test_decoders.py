@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from tunefarm_runtime import LoadError, RunError, load
 
-from benchmarks.decoders.four_bits import with_four_bits
+from benchmarks.decoders.four_bits import FourBits
 from benchmarks.decoders.runtimes import OnnxRuntime
 from examples.networks.decoders import DECODERS, TINY, llama
 from tests.compiled_models import compile_decoder
@@ -24,7 +24,7 @@ from tunefarm.comparison.turns import compare
 Array = NDArray[Any]
 AUDIO = 6
 STATES = np.random.default_rng(5).standard_normal((1, AUDIO, TINY.features), np.float32)
-NETWORKS = DECODERS | {"llama of 4 bits": lambda: with_four_bits(llama())}
+NETWORKS = DECODERS | {"llama of 4 bits": lambda: llama(network=FourBits)}
 HELD = {"whisper": {"encoder_hidden_states": STATES}}
 
 

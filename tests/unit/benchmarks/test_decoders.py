@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks.decoders.__main__ import Rates, figures_of, measure
-from benchmarks.decoders.four_bits import ZERO, quantized, with_four_bits
+from benchmarks.decoders.four_bits import ZERO, FourBits, quantized
 from benchmarks.decoders.runtimes import PEERS, Array, OnnxRuntime, Process, Runtime
 from benchmarks.timing.interleaved import Timings
 from examples.networks.decoders import DecoderScale, llama
@@ -67,7 +67,7 @@ def test_four_bits_are_the_same_in_both_formats(tmp_path: Path) -> None:
     again, same = quantized(rows)
     np.testing.assert_array_equal(again, codes)
     np.testing.assert_array_equal(same, scales)
-    (file := tmp_path / "four.onnx").write_bytes(with_four_bits(model))
+    (file := tmp_path / "four.onnx").write_bytes(llama(scale=SCALE, network=FourBits))
     (rounded := tmp_path / "rounded.onnx").write_bytes(_with_rounded_weights(model))
     tokens = np.array([[1, 2, 3]])
     found, wanted = (OnnxRuntime(one, SCALE, 1)(tokens) for one in (file, rounded))
