@@ -211,6 +211,9 @@ def _needs_mark(loop: For, registers: _Registers) -> bool:
     if len(stores) > registers.count:
         return False
     for store in stores:
+        # Vectors of integers are added by instructions that overwrite no operand.
+        if "float" not in str(store.value.ty.dtype):
+            continue
         if any(contains(find_all(index, Var), loop.loop_var) for index in store.indices):
             continue
         own = tvm_ffi.StructuralKey(tirx.BufferLoad(store.buffer, store.indices))

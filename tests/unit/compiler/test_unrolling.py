@@ -55,6 +55,12 @@ def test_marked_loops(target: tvm.target.Target, rows: int, depth: int, is_marke
     assert ("tunefarm_keep_rolled" in str(keep_rolled(lowered))) == is_marked
 
 
+def test_loops_that_add_integers_are_not_marked() -> None:
+    tile = unrolled(flattened(register_tile(14, LANES, 64, "int32")))
+    lowered = tvm.IRModule({"main": tile["main"].with_attr("target", ZEN)})
+    assert "tunefarm_keep_rolled" not in str(keep_rolled(lowered))
+
+
 def _scheduled(rows: int, inner_rows: int, inner_steps: int, limit: int) -> tvm.IRModule:
     """Return a product as the search schedules it: loops over rows between two loops over the reduction."""
     data = te.placeholder((OUTER * rows * inner_rows, OUTER * inner_steps), name="data")
