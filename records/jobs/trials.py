@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from sqlalchemy import ColumnElement, Row, String, and_, case, func, or_, select
@@ -156,7 +156,7 @@ def add(
         "attempts": 0,
         "error": "",
     }
-    rows = [common | asdict(trial) | {"trace_sha": digest(trial.trace)} for trial in trials]
+    rows = [common | vars(trial) | {"trace_sha": digest(trial.trace)} for trial in trials]
     key = ["workload_hash", "trace_sha", "repeat"]
     statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=["job_id", *key])
     columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.repeat, TrialRow.id)

@@ -190,22 +190,25 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
             is_last=plan.is_last,
         )
     with context.database.begin() as session:
-        issued = _store(session, context, job, [*plan.imported, *fallbacks, *batch])
-        expected = _expected_end(session, Group.read(session, job), context.now()) if issued else None
-        for one in group.tuning:
-            jobs.set_expected_end(session, one.id, expected)
-    return issued
+        return _store(session, context, job, [*plan.imported, *fallbacks, *batch])
 
 
 def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
-    """Issue the batch unless the planner's state has changed. Return the number of issued trials."""
+    """Issue the batch unless the planner's state has changed, and store when the jobs are expected to end.
+    Return the number of issued trials.
+    """
     jobs.lock(session, planner.id)
     group = Group.read(session, planner)
     if group.planner is None or group.planner.id != planner.id:
         return 0
     # If the claim lapsed during planning, another scheduler may have used a part of the budget.
     remaining = read_remaining(session, group)
-    return _issue(session, context, group, batch[: remaining.issuable])
+    issued = _issue(session, context, group, batch[: remaining.issuable])
+    left = max(remaining.trials, issued) + remaining.num_open
+    expected = _expected_end(session, group, left, context.now()) if issued else None
+    for one in group.tuning:
+        jobs.set_expected_end(session, one.id, expected)
+    return issued
 
 
 def _issue(session: Session, context: Context, group: Group, batch: Sequence[NewTrial]) -> int:
@@ -234,20 +237,22 @@ def _issue(session: Session, context: Context, group: Group, batch: Sequence[New
     return issued
 
 
-def _expected_end(session: Session, group: Group, now: float) -> float | None:
-    """Return when the jobs are expected to be finished; None while that is unknown."""
+def _expected_end(session: Session, group: Group, trials_left: int, now: float) -> float | None:
+    """Return when the jobs are expected to be finished; None while that is unknown. `trials_left` are still
+    to be measured.
+    """
     job, measured = group.tuning[0], _measured(session, group)
     if not measured:
         return None
     began_at = {event.data["state"]: event.at for event in events.of_kinds(session, job.id, (events.STATE,))}
     tuning = began_at[JobState.TUNING]
     importing_s = tuning - began_at.get(JobState.IMPORTING, tuning)
-    remaining, budget = read_remaining(session, group), job.request.budget
+    budget = job.request.budget
     if len(group.tuning) > 1:
         budget = replace(budget, latency_s=None)  # each model has its own goal: no common forecast
     left = forecast.seconds_left(
         budget,
-        remaining.trials + remaining.num_open,
+        trials_left,
         [trial.finished_at for trial in measured],
         forecast.curve(_networks(group), measured),
         started_at=group.started_at or now,
