@@ -122,15 +122,31 @@ def successes(session: Session, device_class: str, hashes: Collection[str] | Non
     return _records(session, query.order_by(RecordRow.workload_hash, RecordRow.latency_s, RecordRow.id))
 
 
-def of_workloads(session: Session, device_class: str, hashes: Collection[str]) -> list[Record]:
-    """Return all measured records of some workloads, of any outcome."""
-    query = _select_measured(device_class).where(RecordRow.workload_hash.in_(hashes))
-    return _records(session, query.order_by(RecordRow.id))
+def ids_of_workloads(
+    session: Session, device_class: str, hashes: Collection[str], after: int = 0
+) -> list[tuple[int, str]]:
+    """Return the ids larger than `after` of the measured records of some workloads, of any outcome, each with
+    its workload's hash.
+    """
+    given = {"device_class": device_class, "hashes": list(hashes), "after": after}
+    return [(row.id, row.workload_hash) for row in session.execute(_select_ids(dialect_of(session)), given)]
 
 
-def after(session: Session, device_class: str, record_id: int) -> list[Record]:
-    """Return the measured records of any outcome that were stored after this one, oldest first."""
-    query = _select_measured(device_class).where(RecordRow.id > record_id)
+@cache
+def _select_ids(dialect: str) -> Select[int, str]:
+    record = table_of(RecordRow).c
+    of_class = (record.device_class == bindparam("device_class"), record.source == "trial")
+    newer = (among(dialect, record.workload_hash, "hashes"), record.id > bindparam("after"))
+    return select(record.id, record.workload_hash).where(*of_class, *newer)
+
+
+def of_workloads(
+    session: Session, device_class: str, hashes: Collection[str], after: int = 0
+) -> list[Record]:
+    """Return the measured records of some workloads, of any outcome, whose ids are larger than `after`,
+    oldest first.
+    """
+    query = _select_measured(device_class).where(RecordRow.workload_hash.in_(hashes), RecordRow.id > after)
     return _records(session, query.order_by(RecordRow.id))
 
 

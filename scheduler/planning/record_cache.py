@@ -1,8 +1,7 @@
 """Cache the records of workloads, so that a round reads only new records.
 
 Ids identify new records, because clocks may be set back. A transaction that ends late adds records with lower
-ids than records already read. So the records of the last `OVERLAP_S` seconds of a monotonic clock are read
-again.
+ids than records already read. So the ids of the last `OVERLAP_S` seconds of a monotonic clock are read again.
 """
 
 from __future__ import annotations
@@ -31,9 +30,12 @@ STALE_S = 600.0
 
 @dataclass
 class _Entry:
-    """The records of a workload on a device class, by trace: all those that existed at `read_at`."""
+    """The records of a workload on a device class, by trace: all those that existed at `read_at`. `ids` has
+    the ids of all records that were read.
+    """
 
     records: dict[str, Record] = field(default_factory=dict)
+    ids: set[int] = field(default_factory=set)
     read_at: float = -math.inf
 
     def __len__(self) -> int:
@@ -79,12 +81,16 @@ class RecordCache:
             for name, entry in entries.items()
         }
         unread = [name for name, record_id in complete.items() if record_id is None]
-        known_ids = [record_id for record_id in complete.values() if record_id is not None]
-        found = schedules.of_workloads(session, device_class, unread) if unread else []
-        found += schedules.after(session, device_class, min(known_ids)) if known_ids else []
-        for record in found:
-            if record.workload_hash in entries:
+        known = {name: record_id for name, record_id in complete.items() if record_id is not None}
+        for names, after in ((unread, 0), (list(known), min(known.values(), default=0))):
+            ids = schedules.ids_of_workloads(session, device_class, names, after) if names else []
+            new = [(record_id, name) for record_id, name in ids if record_id not in entries[name].ids]
+            if not new:
+                continue
+            for record in schedules.of_workloads(session, device_class, names, min(new)[0] - 1):
                 entries[record.workload_hash].records[record.trace] = record
+            for record_id, name in new:
+                entries[name].ids.add(record_id)
         newest_ids.add(now, newest_id)
         for name, entry in entries.items():
             entry.read_at = now

@@ -116,7 +116,11 @@ class TestRecordsOfWorkloads:
         first, _ = schedules.newest(session, DEVICE.key)
         put_measured(session, failed, imported, record("t5", device_class=OTHER.key))
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
-        assert schedules.after(session, DEVICE.key, first) == [failed, imported]
+        assert schedules.of_workloads(session, DEVICE.key, ["w1"], first) == [failed, imported]
+        newer = schedules.ids_of_workloads(session, DEVICE.key, ["w1"], first)
+        assert [name for _, name in newer] == ["w1", "w1"]
+        assert min(newer)[0] > first
+        assert len(schedules.ids_of_workloads(session, DEVICE.key, ["w1", "w2"])) == 4
 
     def test_the_fastest_records_have_a_program(self, session: Session) -> None:
         slow, fast = record("t1", 2e-3), record("t2", 1e-3)
@@ -144,7 +148,7 @@ class TestRecordsOfWorkloads:
         late = record("t2", 1e-3, created_at=5.0)
         put_measured(session, late)
         assert schedules.newest(session, DEVICE.key)[1] == 5.0
-        assert schedules.after(session, DEVICE.key, before) == [late]
+        assert schedules.of_workloads(session, DEVICE.key, ["w1"], before) == [late]
         assert schedules.history(session, DEVICE.key)[0] == late
 
     def test_a_record_that_is_measured_again_is_new(self, session: Session) -> None:
@@ -152,7 +156,7 @@ class TestRecordsOfWorkloads:
         before, _ = schedules.newest(session, DEVICE.key)
         again = record("t1", 2e-3, created_at=6.0)
         put_measured(session, again, record("t2", created_at=6.0))
-        assert schedules.after(session, DEVICE.key, before) == [again]
+        assert schedules.of_workloads(session, DEVICE.key, ["w1"], before) == [again]
         assert schedules.count_after(session, DEVICE.key, before) == 1
 
 
@@ -187,7 +191,7 @@ class TestImport:
         assert schedules.best_many(session, ["w1", "w2"], DEVICE.key) == {"w1": ours, "w2": other}
         assert schedules.successes(session, DEVICE.key) == [ours, other]
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [ours]
-        assert schedules.after(session, DEVICE.key, 0) == [ours, other]
+        assert [name for _, name in schedules.ids_of_workloads(session, DEVICE.key, ["w1"])] == ["w1"]
         [task] = [task for task in tasks.for_job(session, f"of {DEVICE.key}") if task.workload_hash == "w1"]
         assert task.best_s == 2e-3
 

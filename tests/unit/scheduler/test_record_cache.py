@@ -59,22 +59,17 @@ def record_cache(clock: Clock) -> RecordCache:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """The queries that were made, with the traces that they returned."""
-    noted: list[tuple[str, list[str]]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The traces that each query for records returned."""
+    noted: list[list[str]] = []
+    real = schedules.of_workloads
 
-    def noting(name: str) -> Any:
-        real = getattr(schedules, name)
+    def noting(*args: Any) -> list[Record]:
+        found = real(*args)
+        noted.append([each.trace for each in found])
+        return found
 
-        def ask(*args: Any) -> list[Record]:
-            found: list[Record] = real(*args)
-            noted.append((name, [each.trace for each in found]))
-            return found
-
-        return ask
-
-    for name in ("of_workloads", "after"):
-        monkeypatch.setattr(schedules, name, noting(name))
+    monkeypatch.setattr(schedules, "of_workloads", noting)
     return noted
 
 
@@ -86,7 +81,7 @@ def settle(farm: Farm, record_cache: RecordCache, clock: Clock, *names: str) -> 
 
 
 def test_the_cache_adds_new_records_and_replaces_changed_records(
-    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
+    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[list[str]]
 ) -> None:
     assert read(farm, record_cache, "w1") == {"w1": set()}
     put(farm, record("w1", "a", START), record("w2", "a", START))
@@ -95,7 +90,7 @@ def test_the_cache_adds_new_records_and_replaces_changed_records(
     put(farm, record("w1", "b", START + 500), record("w1", "a", START + 500, 2e-3))
     asked.clear()
     assert read(farm, record_cache, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
-    assert asked == [("after", ["b", "a"])]
+    assert asked == [["b", "a"]]
     assert read(farm, record_cache, "w1", "w2") == {"w1": {("a", 2e-3), ("b", 1e-3)}, "w2": {("a", 1e-3)}}
 
 
@@ -144,23 +139,22 @@ def renumber(farm: Farm, trace: str, record_id: int) -> None:
 
 
 def test_records_are_not_read_again(
-    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
+    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[list[str]]
 ) -> None:
-    put(farm, record("w1", "a", START))
-    settle(farm, record_cache, clock, "w1")
-    asked.clear()
-    put(farm, record("w1", "b", START))
-    for _ in range(3):
+    """Neither in the first seconds, nor with records of other workloads, nor after a long time."""
+    put(farm, record("w1", "a", START), record("w2", "a", START))
+    for passed_s in (0.0, 1.0, OVERLAP_S, STALE_S):
+        clock.now += passed_s
         read(farm, record_cache, "w1")
-        clock.now += OVERLAP_S
-    assert asked == [("after", ["b"]), ("after", ["b"]), ("after", [])]
-    clock.now += STALE_S
-    assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
-    assert asked[3:] == [("of_workloads", ["a", "b"])]
+    put(farm, record("w1", "b", START))
+    for passed_s in (0.0, 1.0, OVERLAP_S, STALE_S):
+        clock.now += passed_s
+        assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+    assert asked == [["a"], ["b"]]
 
 
 def test_the_workloads_used_least_recently_are_dropped(
-    farm: Farm, clock: Clock, asked: list[tuple[str, list[str]]]
+    farm: Farm, clock: Clock, asked: list[list[str]]
 ) -> None:
     """The limit counts records: of two workloads with one each, and two, three are kept."""
     record_cache = RecordCache(clock, max_records=3)
@@ -170,7 +164,7 @@ def test_the_workloads_used_least_recently_are_dropped(
     read(farm, record_cache, "w2")
     asked.clear()
     read(farm, record_cache, "w1", "w2")
-    assert [kind for kind, _ in asked] == ["after"]
+    assert asked == []
     put(farm, record("w2", "d", START))
     read(farm, record_cache, "w2")
     asked.clear()
@@ -178,7 +172,7 @@ def test_the_workloads_used_least_recently_are_dropped(
         "w1": {("a", 1e-3)},
         "w2": {("b", 1e-3), ("c", 1e-3), ("d", 1e-3)},
     }
-    assert asked[0] == ("of_workloads", ["a"])
+    assert asked[0] == ["a"]
 
 
 def test_a_workload_with_more_records_than_the_cache_is_read(farm: Farm, clock: Clock) -> None:
