@@ -50,18 +50,16 @@ class PackedWeight:
     def of(
         cls, codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[Any], bits: int
     ) -> PackedWeight:
-        """Pack codes [columns, blocks, block] with scales and zeros [columns, blocks]."""
-        block = codes.shape[-1]
-        by_row: NDArray[Any] = codes.transpose(1, 2, 0)
-        if bits == 4:
-            by_row = by_row[:, 0::2] | (by_row[:, 1::2] << 4)
+        """Arrange codes [columns, blocks, bytes of a block] with scales and zeros [columns, blocks]."""
+        block = codes.shape[-1] * 8 // bits
         if np.all(zeros == zeros[0, 0]):
             zeros = zeros[:1, :1]
         # Exporters may store zeros as floats.
         if zeros.min() >= 0 and zeros.max() <= 255 and np.all(zeros == np.rint(zeros)):
             zeros = zeros.astype(np.uint8)
         factors = np.ascontiguousarray(scales.T, np.float32)
-        return cls(np.ascontiguousarray(by_row, np.uint8), factors, np.ascontiguousarray(zeros.T), block)
+        by_row = np.ascontiguousarray(codes.transpose(1, 2, 0))
+        return cls(by_row, factors, np.ascontiguousarray(zeros.T), block)
 
     @property
     def floats(self) -> NDArray[np.float32]:

@@ -321,23 +321,26 @@ def _matmul_nbits(graph: Graph, node: Node) -> Value:
     if node.optional(4) is not None:
         raise UnsupportedOperator("an order of the weights (g_idx) isn't supported")
     blocks = -(-depth // block)
-    packed = node.input(1).known("the weight").reshape(rows, blocks, -1)
+    packed, num_bytes = node.input(1).known("the weight"), block * bits // 8
+    if packed.size != rows * blocks * num_bytes:
+        raise UnsupportedOperator(f"the weight has {packed.size} bytes, not {rows * blocks * num_bytes}")
+    packed = packed.reshape(rows, blocks, num_bytes)
     scale = node.input(2).known("the scale").astype(np.float32).reshape(rows, blocks, 1)
     zero: NDArray[np.float32] = np.array(1 << (bits - 1), np.float32)
     if (given := node.optional(3)) is not None:
         points = given.known("the zero point").reshape(rows, -1)
         points = _unpacked(points, bits)[:, :blocks] if given.dtype == "uint8" else points
         zero = points.astype(np.float32)[..., np.newaxis]
-    codes, bias = _unpacked(packed, bits), node.optional(5)
+    bias = node.optional(5)
     # ONNX Runtime multiplies floats where zero points are floats.
     has_floats = given is not None and given.dtype != "uint8"
     if int(node.attributes.get("accuracy_level", 0)) == INT8_LEVEL and not has_floats:
         data = _rounded_to_bytes(graph, data, block)
-    product = None
-    if bits in PACKED_BITS and depth % block == 0:
+    if bits in PACKED_BITS and depth % block == 0 and _multiplies(data, depth):
         zeros = np.broadcast_to(zero, scale.shape)[..., 0]
-        product = _packed_product(graph, data, BlockQuantized(codes[..., :block], scale[..., 0], zeros, bits))
-    if product is None:
+        product = _packed_product(graph, data, PackedWeight.of(packed, scale[..., 0], zeros, bits))
+    else:
+        codes = _unpacked(packed, bits)
         floats = ((codes.astype(np.float32) - zero) * scale).reshape(rows, -1)[:, :depth].T
         product = graph.op("MatMul", data, np.ascontiguousarray(floats.astype(numpy_dtype(data.dtype))))
     return product if bias is None else graph.op("Add", product, bias)
@@ -372,18 +375,28 @@ def _rounded_to_bytes(graph: Graph, data: Value, block: int) -> Value:
     return cast(graph, rounded, data.dtype)
 
 
-def _packed_product(graph: Graph, data: Value, weight: Value) -> Value | None:
-    """Return the product of data and a weight that stays packed; None if it can't.
+def _multiplies(data: Value, depth: int) -> bool:
+    """Return whether data can be multiplied by a packed weight of `depth` rows."""
+    return data.constant is None and data.dtype in _PACKED_FLOATS and data.shape[-1:] == (depth,)
+
+
+def _packed_product(graph: Graph, data: Value, weight: PackedWeight) -> Value:
+    """Return the product of data and a weight that stays packed.
 
     It is computed in float32. Halves are converted, as ONNX Runtime does.
     """
-    if not isinstance(weight, BlockQuantized) or weight.is_turned or data.constant is not None:
-        return None
-    if data.dtype not in _PACKED_FLOATS or data.shape[-1:] != weight.shape[:1]:
-        return None
-    packed = PackedWeight.of(weight.codes, weight.scales, weight.zeros, weight.bits)
-    product = packed_product(graph.builder, cast(graph, data, "float32").expr, packed)
+    product = packed_product(graph.builder, cast(graph, data, "float32").expr, weight)
     return cast(graph, graph.emit(product), data.dtype)
+
+
+def _block_product(graph: Graph, data: Value, weight: Value) -> Value | None:
+    """Return the product of data and a weight in blocks; None if it can't stay packed."""
+    if not isinstance(weight, BlockQuantized) or weight.is_turned or not _multiplies(data, weight.shape[0]):
+        return None
+    codes = weight.codes
+    if weight.bits == 4:
+        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    return _packed_product(graph, data, PackedWeight.of(codes, weight.scales, weight.zeros, weight.bits))
 
 
 def _matmul(graph: Graph, node: Node) -> Value | None:
@@ -394,7 +407,7 @@ def _matmul(graph: Graph, node: Node) -> Value | None:
     ->
         y = MatMulNBits <block_size = 32> (x, codes, scales, zeros)
     """
-    return _packed_product(graph, node.input(0), node.input(1))
+    return _block_product(graph, node.input(0), node.input(1))
 
 
 def _gemm(graph: Graph, node: Node) -> Value | None:
@@ -405,7 +418,7 @@ def _gemm(graph: Graph, node: Node) -> Value | None:
         return None
     if given.get("transB", 0) and isinstance(weight, BlockQuantized):
         weight = weight.turned()
-    product = _packed_product(graph, data, weight)
+    product = _block_product(graph, data, weight)
     return product if product is None or bias is None else graph.op("Add", product, bias)
 
 
