@@ -41,10 +41,12 @@ from examples.quantization import narrowed, quantize
 from worker.settings import usable_cores
 
 NAME = "benchmarks.element_types"
-# The network and scale by label: two of BERT's twelve equal layers.
+# The network and scale by label. bert_base-2-layers has two of BERT's twelve equal layers.
 NETWORKS: Mapping[str, tuple[str, Scale]] = {
-    "resnet18": ("resnet18", FULL),
-    "mobilenet_v2": ("mobilenet_v2", FULL),
+    **{
+        name: (name, FULL)
+        for name in ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "bert_base")
+    },
     "bert_base-2-layers": ("bert_base", replace(FULL, max_blocks=1)),
 }
 FLOAT32 = "float32"
