@@ -266,6 +266,14 @@ def test_a_model_of_accuracy_level_4_is_verified() -> None:
     assert all(agreement.note == "" for agreement in verify(file, import_file(file), TARGET, TARGET))
 
 
+def test_a_weight_with_too_few_bytes_is_refused() -> None:
+    model = in_bits(4, 64, 3, 32, 2)
+    codes = numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(codes[..., 1:].copy(), "codes"))
+    with pytest.raises(ModelError, match="the weight has 90 bytes, not 96"):
+        import_file(read_file(model.SerializeToString(), {}))
+
+
 def test_products_that_round_to_bytes_are_compared_one_by_one() -> None:
     """Rounding errors that become steps grow through a decoder, so whole models may differ by more."""
     file = read_file(in_bits(4, 64, 33, 16, 3, "packed").SerializeToString(), {})
