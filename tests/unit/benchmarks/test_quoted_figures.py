@@ -227,6 +227,11 @@ def _of_when() -> Iterator[Quote]:
         )
     yield Quote(
         "when.md",
+        "A small one with 4 bits decodes {:.2f} times as fast",
+        (value("decoders_4_bits", "llama-4-bit: decode rate relative to llama.cpp"),),
+    )
+    yield Quote(
+        "when.md",
         "tunefarm's ResNet-18 takes {:.2f} and its BERT-base {:.2f} of MetaSchedule's latency",
         tuple(
             value(f"networks_metaschedule_{one}", f"{one}: latency relative to MetaSchedule")
