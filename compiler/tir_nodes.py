@@ -1,10 +1,11 @@
-"""Find nodes in TIR, name their operators, and tell how a loop moves an index."""
+"""Find nodes in TIR, name their operators, and tell how large values are and how a loop moves an index."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm.ir import Var
 from tvm.sym import Analyzer
@@ -26,6 +27,17 @@ def op_name(call: Any) -> str:
 def contains(nodes: Iterable[Any], node: Any) -> bool:
     """Return whether `node` itself, not only an equal one, is among `nodes`."""
     return any(node.same_as(each) for each in nodes)
+
+
+def num_bits(dtype: Any) -> int:
+    """Return the bits of all lanes of a type together."""
+    found = tvm.DataType(str(dtype))
+    return int(found.bits * found.lanes)
+
+
+def num_bytes(value: Any) -> int:
+    """Return the bytes of all lanes of a value together."""
+    return -(-num_bits(value.ty.dtype) // 8)
 
 
 def step_of(index: Any, variable: Any, analyzer: Analyzer) -> int | None:

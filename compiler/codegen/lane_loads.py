@@ -18,7 +18,7 @@ from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ram
 
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
-from compiler.tir_nodes import find_all, op_name, step_of
+from compiler.tir_nodes import find_all, num_bits, num_bytes, op_name, step_of
 
 VECTOR_BYTES = 16
 REGISTERS = 32
@@ -68,8 +68,8 @@ def _joined(loop: For) -> For:
     ]
     if not scalars:
         return loop
-    lanes = VECTOR_BYTES // _num_bytes(scalars[0])
-    if int(loop.extent) % lanes or any(_num_bytes(each) * lanes != VECTOR_BYTES for each in scalars):
+    lanes = VECTOR_BYTES // num_bytes(scalars[0])
+    if int(loop.extent) % lanes or any(num_bytes(each) * lanes != VECTOR_BYTES for each in scalars):
         return loop
     if _registers(stores, [_loaded(each) for each in scalars]) + len(scalars) > REGISTERS:
         return loop
@@ -130,7 +130,7 @@ def _registers(stores: Sequence[BufferStore], scalars: Sequence[Any]) -> int:
         and tvm_ffi.StructuralKey(load) not in read
     )
     types = [each.value.ty.dtype for each in stores] + [each.ty.dtype for each in loads]
-    return sum(-(-_bits(dtype) // (8 * VECTOR_BYTES)) for dtype in types)
+    return sum(-(-num_bits(dtype) // (8 * VECTOR_BYTES)) for dtype in types)
 
 
 def _moves_on(scalar: Any, variable: Any, analyzer: Analyzer) -> bool:
@@ -152,12 +152,3 @@ def _uses(expr: Any, variable: Any) -> bool:
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
     return list({tvm_ffi.StructuralKey(value): value for value in values}.values())
-
-
-def _num_bytes(value: Any) -> int:
-    return -(-_bits(value.ty.dtype) // 8)
-
-
-def _bits(dtype: Any) -> int:
-    kind = tvm.DataType(str(dtype))
-    return int(kind.bits * kind.lanes)

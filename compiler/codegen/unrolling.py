@@ -22,7 +22,7 @@ from tvm.tirx import AttrStmt, BufferStore, Evaluate, For, ForKind, IntImm, Iter
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
 from compiler.target import is_x86, target_features
-from compiler.tir_nodes import contains, find_all
+from compiler.tir_nodes import contains, find_all, num_bytes
 
 # The longest unrolled reduction, in instructions.
 MAX_INSTRUCTIONS = 128
@@ -48,7 +48,7 @@ class _Registers:
     """The vector registers of a processor."""
 
     count: int
-    num_bytes: int
+    width_bytes: int
 
     @classmethod
     def of(cls, target: tvm.target.Target) -> _Registers:
@@ -58,8 +58,8 @@ class _Registers:
     def fits(self, accumulators: int) -> bool:
         return accumulators <= self.count - OPERANDS
 
-    def holding(self, num_bytes: int) -> int:
-        return -(-num_bytes // self.num_bytes)
+    def holding(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.width_bytes)
 
 
 def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -219,7 +219,7 @@ def _needs_mark(loop: For, registers: _Registers) -> bool:
         own = tvm_ffi.StructuralKey(tirx.BufferLoad(store.buffer, store.indices))
         loads = {tvm_ffi.StructuralKey(load): load for load in find_all(store.value, TensorLoad)}
         if loads.pop(own, None) is not None:
-            accumulators += registers.holding(_num_bytes(store.value))
+            accumulators += registers.holding(num_bytes(store.value))
             uses.append(loads)
     if not registers.count < 2 * accumulators <= 2 * registers.count:
         return False
@@ -229,14 +229,9 @@ def _needs_mark(loop: For, registers: _Registers) -> bool:
     live: dict[Any, int] = {}
     most = overwriting = 0
     for at, loads in enumerate(uses):
-        live |= {key: registers.holding(_num_bytes(load)) for key, load in loads.items()}
+        live |= {key: registers.holding(num_bytes(load)) for key, load in loads.items()}
         most = max(most, sum(live.values()))
         used = {key: count for key, count in live.items() if last[key] > at}
         overwriting += len(used) < len(live)
         live = used
     return accumulators + most <= registers.count and 2 * overwriting > len(uses)
-
-
-def _num_bytes(value: Any) -> int:
-    dtype: Any = tvm.DataType(str(value.ty.dtype))
-    return int(dtype.lanes * dtype.bits // 8)
