@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cachetools import LRUCache
+from sqlalchemy.orm import Session
 
+from core.device import Device
+from records.fleet import module_runs
 from records.storage.database import Database
 from scheduler.learning.training import Trainer
 from scheduler.metrics import SchedulerMetrics
@@ -47,3 +50,7 @@ class Context:
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
         self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_JOBS)
         self.tvmscripts_at: LRUCache[str, float] = LRUCache(MAX_JOBS)
+
+    def must_not_disturb(self, session: Session, device: Device) -> bool:
+        """Return whether a device on this scheduler's cores times a model. Other work would slow it down."""
+        return not self.settings.batches_ahead(device) and module_runs.has_open(session, device.key)

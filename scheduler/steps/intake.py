@@ -19,7 +19,6 @@ from compiler.workload import from_json, workload_hash
 from core.device import Device
 from core.job import TF32, JobState, Quantize
 from records import devices
-from records.fleet import module_runs
 from records.jobs import events, jobs, quantized_models, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
@@ -142,8 +141,8 @@ def _begin(context: Context, job: Job) -> Device | None:
             waiting_messages.note_no_device(session, job, now, has_local_worker=context.settings.local_worker)
             return None
         jobs.set_device_class(session, job.id, device.key)
-        if not context.settings.batches_ahead(device) and module_runs.has_open(session, device.key):
-            return None  # importing would slow down the model that the device is timing
+        if context.must_not_disturb(session, device):
+            return None
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
         is_due = attempts.begin(session, job, "importing the model", now, context.settings.max_failures)
         return device if is_due else None

@@ -224,8 +224,7 @@ def _compile_next(
         unschedulable = selection.read_unschedulable(session, job.id)
         if next_selection(records, history, bases) is None:
             return False
-        # Compiling would slow down another job's model, if the device is timing one.
-        must_wait = not context.settings.batches_ahead(device) and module_runs.has_open(session, device.key)
+        must_wait = context.must_not_disturb(session, device)
         if must_wait or not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
             return True
     imported = context.model_compiler.import_model(job.request, device)

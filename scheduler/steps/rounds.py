@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.job import EndReason, JobState
 from records import devices
-from records.fleet import module_runs, workers
+from records.fleet import workers
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
@@ -103,14 +103,13 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     batch_size = _batch_size(session, context, group, left)
     num_open = sum(trials.count_open(session, job.id) for job in group.jobs)
     device_class = group.tuning[0].device_class
-    assert device_class is not None, "it was imported for it"
+    assert device_class is not None, "a job that tunes has a device class"
     device = devices.get_class(session, device_class)
     ahead = context.settings.batches_ahead(device)
     if num_open > ahead * batch_size:
         # Most wake-ups end here. To count all trials takes longer with each.
         return RoundPlan(trials=0, issuable=num_open)
-    if left > 0 and not ahead and module_runs.has_open(session, device.key):
-        # Planning would slow down the model that the device is timing.
+    if left > 0 and context.must_not_disturb(session, device):
         return RoundPlan(trials=0, issuable=left)
     budget = read_remaining(session, group)
     # A search that found nothing new finds nothing until the next result arrives.
