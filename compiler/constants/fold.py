@@ -1,13 +1,14 @@
 """Fold constants with numpy.
 
-TVM's FoldConstant compiles an unscheduled kernel for every expression, which takes seconds for a ResNet. The
-importer and the layout conversion leave few and simple expressions behind: numpy evaluates those first.
+TVM's FoldConstant legalizes every call, and compiles an unscheduled kernel for every expression of constants:
+seconds for a ResNet. The importer and the layout conversion leave few and simple expressions behind: numpy
+evaluates those first, and FoldConstant gets only the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -33,6 +34,92 @@ def fold_constants(mod: tvm.IRModule, *, widen: bool = False) -> tvm.IRModule:
     floats, as biases do.
     """
     return rewrite_functions(mod, lambda function: _ConstantFolder(mod, widen).visit_expr(function))
+
+
+def fold_others(mod: tvm.IRModule) -> tvm.IRModule:
+    """Fold as TVM's FoldConstant does, but give it only the calls that it may fold.
+
+        lv = round(w)
+        lv1 = add(x, lv)
+        gv = relu(lv1)
+    ->
+        lv1 = add(x, w')        # FoldConstant got lv = round(w)
+        gv = relu(lv1)
+    """
+    functions = {name: each for name, each in mod.functions_items() if isinstance(each, relax.Function)}
+    found = {name: _foldable(function) for name, function in functions.items()}
+    if any(bindings is None for bindings in found.values()):
+        return relax.transform.FoldConstant()(mod)
+    parts = {name: _function_of(bindings) for name, bindings in found.items() if bindings}
+    if not parts:
+        return mod
+    kernels = {name: each for name, each in mod.functions_items() if name not in functions}
+    folded = relax.transform.FoldConstant()(tvm.IRModule({**kernels, **parts}))
+    values = {
+        variable: value
+        for name, part in parts.items()
+        for variable, value in zip(_results(part), _results(folded[name]), strict=True)
+        if isinstance(value, GenericConst)
+    }
+    return rewrite_functions(mod, lambda function: _with_values(function, values)) if values else mod
+
+
+def _foldable(function: relax.Function) -> list[relax.VarBinding] | None:
+    """Return the bindings that FoldConstant may fold, and those that these need; None if only FoldConstant
+    can tell."""
+    known: dict[relax.Var, relax.VarBinding] = {}
+
+    def is_known(expr: relax.Expr) -> bool:
+        if isinstance(expr, relax.Tuple):
+            return all(is_known(field) for field in expr.fields)
+        return not isinstance(expr, relax.Var) or expr in known
+
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(binding, relax.MatchCast) or not isinstance(block, relax.DataflowBlock):
+                return None
+            if isinstance(value, Call):
+                # zeros_like(x) reads only the type of x.
+                like = getattr(value.op, "name", "").endswith("_like")
+                is_constant = like or all(is_known(argument) for argument in value.args)
+                if is_constant and not isinstance(value.ty, relax.TensorType):
+                    return None
+            elif isinstance(value, relax.TupleGetItem):
+                is_constant = is_known(value.tuple_value)
+            elif isinstance(value, GenericConst | relax.Tuple | relax.Var):
+                is_constant = is_known(value)
+            else:
+                return None
+            if is_constant:
+                known[binding.var] = binding
+    calls = any(isinstance(binding.value, Call) for binding in known.values())
+    return list(known.values()) if calls else []
+
+
+def _function_of(bindings: Sequence[relax.VarBinding]) -> relax.Function:
+    """Return a function that returns the results of the calls in bindings."""
+    results = relax.Tuple([binding.var for binding in bindings if isinstance(binding.value, Call)])
+    output = relax.Var("results", results.ty)
+    block = relax.DataflowBlock([*bindings, relax.VarBinding(output, results)])
+    body = relax.SeqExpr([block], output)
+    return relax.Function(relax.analysis.free_vars(body), body, output.ty)
+
+
+def _results(function: relax.Function) -> Sequence[relax.Expr]:
+    return tuple(function.body.blocks[-1].bindings[-1].value.fields)
+
+
+def _with_values(function: relax.Function, values: Mapping[relax.Var, GenericConst]) -> relax.Function:
+    """Return the function with the values of some variables in place of their expressions."""
+    blocks = [
+        relax.DataflowBlock(
+            [relax.VarBinding(each.var, values.get(each.var, each.value)) for each in block.bindings]
+        )
+        for block in function.body.blocks
+    ]
+    body = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
 
 def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> tvm.IRModule:

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 from tvm.relax import transform
 
-from compiler.constants.fold import fold_constants, static_shape
+from compiler.constants.fold import fold_constants, fold_others, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
@@ -206,7 +206,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         read_through_views,
         fold_constants,
         lower_scalars,
-        transform.FoldConstant(),
+        fold_others,
         lambda module: with_node_names(module, model.node_names),
         lambda module: _fuse_attention(module, capability_of(parse_target(target))),
     ]

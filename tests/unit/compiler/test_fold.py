@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from compiler.constants import fold
-from compiler.constants.fold import fold_constants
+from compiler.constants.fold import fold_constants, fold_others
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.scales import fold_scales
 
@@ -68,6 +69,63 @@ def test_integer_division_is_left_to_tvm() -> None:
         return relax.op.add(x, b.emit(relax.op.astype(quotient, "float32")))
 
     assert "divide" in _operators(fold_constants(_module(emit)))
+
+
+def _chain(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    y = b.emit(relax.op.tanh(b.emit(relax.op.add(x, b.emit(relax.op.round(_const(*SHAPE)))))))
+    c = b.emit(relax.op.concat([b.emit(relax.op.tanh(_const(1, 1, 6, 6))), _const(1, 3, 6, 6)], axis=1))
+    return relax.op.multiply(y, c)
+
+
+def _parts(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    parts = b.emit(relax.op.split(_const(1, 8, 6, 6), 2, axis=1))
+    return relax.op.add(x, b.emit(relax.TupleGetItem(parts, 1)))
+
+
+@pytest.mark.parametrize(
+    ("emit", "legalized"),
+    [
+        (lambda b, x: relax.op.tanh(b.emit(relax.op.add(x, _const(*SHAPE)))), 0),
+        (_chain, 3),
+        (lambda b, x: relax.op.add(x, b.emit(relax.op.zeros_like(x))), 1),
+        (lambda b, x: relax.op.add(x, b.emit(relax.op.ones(SHAPE, "float32"))), 1),
+        (lambda b, x: relax.op.add(x, b.emit(relax.op.ones((100, *SHAPE), "float32"))), 0),
+        (lambda b, x: relax.op.tanh(_const(2, 3)), 1),
+        (_parts, 2),
+    ],
+    ids=["no constants", "chain", "like", "small", "large", "output", "tuple"],
+)
+def test_tvm_folds_what_numpy_does_not_and_legalizes_only_that(
+    emit: Callable[[relax.BlockBuilder, relax.Var], relax.Expr],
+    legalized: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mod = _module(emit)
+    expected = relax.transform.FoldConstant()(mod)
+    seen = []
+    call_te = relax.BlockBuilder.call_te
+
+    def counted(builder: relax.BlockBuilder, *args: Any, **hints: Any) -> relax.Expr:
+        seen.append(hints)
+        return call_te(builder, *args, **hints)
+
+    monkeypatch.setattr(relax.BlockBuilder, "call_te", counted)
+    folded = fold_others(mod)
+    assert len(seen) == legalized
+    assert tvm_ffi.structural_equal(folded, expected)
+    assert folded.script(show_meta=True) == expected.script(show_meta=True)
+
+
+def test_tvm_folds_whole_functions_of_unknown_form() -> None:
+    """Outside of dataflow blocks, it folds only calls of kernels."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.add(x, builder.emit(relax.op.round(_const(*SHAPE))))))
+    mod = builder.get()
+    folded = fold_others(mod)
+    assert _operators(folded) == ["round", "add"]
+    assert tvm_ffi.structural_equal(folded, relax.transform.FoldConstant()(mod))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
