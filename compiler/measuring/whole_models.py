@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import resource
 import tarfile
 import tempfile
@@ -15,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 import tvm
+from numpy.typing import NDArray
 
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.reading import read_model
@@ -85,36 +87,57 @@ def used_bytes(device: Any) -> int:
     return int(_STATM.read_text().split()[1]) * resource.getpagesize()
 
 
-def time_in_onnx_runtime(model: IO[bytes], shapes: Mapping[str, Shape], threads: int) -> Measurement:
-    """Time a user's ONNX model on the CPU in ONNX Runtime, with all optimizations and the inputs of the
-    compiled model.
-
-    `model` is the opened .onnx file, or an archive of the file and its weights. `shapes` are the user's input
-    shapes. If ONNX Runtime can't run the model, the result is a RUN_ERROR whose text begins with the cause.
+class OnnxRuntimeTimer:
+    """Times users' ONNX models on the CPU in ONNX Runtime, with all optimizations and the inputs of the
+    compiled model. Keeps the inputs of the last model, because to read a large one takes longer than a turn.
     """
-    try:
-        runtime = importlib.import_module("onnxruntime")
-        read = read_model(model, shapes)
-        if not isinstance(read, OnnxModel):
-            raise ValueError("it is no ONNX model")
-        arrays = InputKind.ORDINARY.arrays([Parameter(spec.shape, spec.storage) for spec in read.inputs])
-        feed = {
-            spec.name: from_storage(array, spec.dtype)
-            for spec, array in zip(read.inputs, arrays, strict=True)
-        }
-        cache = read.file.cache
-        if cache is not None:  # with the new tokens, the cache fills the library's buffers
-            feed[cache.position] = np.array([cache.capacity - cache.count])
-            feed = inputs_of_file(cache, feed)
-        del read
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.log_severity_level = 4
-        with _onnx_path(model) as path:
-            session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            return Measurement(Outcome.OK, time_calls(lambda: session.run(None, feed)))
-    except Exception as error:  # ONNX Runtime has its own exception classes
-        return Measurement(Outcome.RUN_ERROR, error=first_line(error))
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._last: tuple[object, Mapping[str, NDArray[Any]]] | None = None
+
+    def time(self, model: IO[bytes], shapes: Mapping[str, Shape]) -> Measurement:
+        """Time a model for one turn.
+
+        `model` is the opened .onnx file, or an archive of the file and its weights. `shapes` are the user's
+        input shapes. If ONNX Runtime can't run the model, the result is a RUN_ERROR whose text begins with
+        the cause.
+        """
+        try:
+            runtime = importlib.import_module("onnxruntime")
+            feed = self._inputs(model, shapes)
+            options = runtime.SessionOptions()
+            options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
+            options.log_severity_level = 4
+            with _onnx_path(model) as path:
+                session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+                return Measurement(Outcome.OK, time_calls(lambda: session.run(None, feed)))
+        except Exception as error:  # ONNX Runtime has its own exception classes
+            return Measurement(Outcome.RUN_ERROR, error=first_line(error))
+
+    def _inputs(self, model: IO[bytes], shapes: Mapping[str, Shape]) -> Mapping[str, NDArray[Any]]:
+        """Return the file's inputs. Raises ModelError, and ValueError if it is no ONNX model."""
+        status = os.fstat(model.fileno())
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, dict(shapes))
+        if self._last is None or self._last[0] != key:
+            self._last = key, _read_inputs(model, shapes)
+        return self._last[1]
+
+
+def _read_inputs(model: IO[bytes], shapes: Mapping[str, Shape]) -> Mapping[str, NDArray[Any]]:
+    read = read_model(model, shapes)
+    if not isinstance(read, OnnxModel):
+        raise ValueError("it is no ONNX model")
+    arrays = InputKind.ORDINARY.arrays([Parameter(spec.shape, spec.storage) for spec in read.inputs])
+    feed = {
+        spec.name: from_storage(array, spec.dtype) for spec, array in zip(read.inputs, arrays, strict=True)
+    }
+    cache = read.file.cache
+    if cache is None:
+        return feed
+    # With the new tokens, the cache fills the library's buffers.
+    feed[cache.position] = np.array([cache.capacity - cache.count])
+    return inputs_of_file(cache, feed)
 
 
 @contextlib.contextmanager

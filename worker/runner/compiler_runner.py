@@ -19,7 +19,7 @@ from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_thread_pool
 from compiler.measuring.gpu_calibration import calibrate_gpu
 from compiler.measuring.runner import LocalRunner
-from compiler.measuring.whole_models import time_in_onnx_runtime
+from compiler.measuring.whole_models import OnnxRuntimeTimer
 from compiler.packaging.elf import ARCHS
 from compiler.packaging.library import KernelLibrary
 from compiler.target import detect_device
@@ -43,6 +43,7 @@ class CompilerRunner:
         self._device = self._detect(without)
         self._builder = lru_cache(maxsize=4)(LocalBuilder)  # the reference compiler of each target
         self._runner = lru_cache(maxsize=4)(LocalRunner)
+        self._onnx_runtime = OnnxRuntimeTimer(threads)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
         self._built: dict[int, tuple[BuildRequest, BuiltKernel | KernelLibrary | Measurement]] = {}
 
@@ -126,7 +127,7 @@ class CompilerRunner:
 
     def measure_onnx(self, model: IO[bytes], shapes: str) -> Measurement:
         given = {name: tuple(shape) for name, shape in json.loads(shapes).items()}
-        return time_in_onnx_runtime(model, given, self._threads)
+        return self._onnx_runtime.time(model, given)
 
     def _build(self, request: BuildRequest) -> BuiltKernel | KernelLibrary | Measurement:
         try:

@@ -7,7 +7,9 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -15,6 +17,10 @@ import onnx.external_data_helper
 import pytest
 from onnx import TensorProto, helper
 
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import Shape
+from compiler.measuring import whole_models
+from compiler.measuring.whole_models import OnnxRuntimeTimer
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from tests.onnx_models import Builder, residual
@@ -96,3 +102,30 @@ def test_an_unsupported_model_is_reported(tmp_path: Path, data: bytes, says: str
     measurement = _measured(model)
     assert measurement.outcome is Outcome.RUN_ERROR
     assert says in measurement.error
+
+
+def test_later_turns_do_not_read_the_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[dict[str, Shape]] = []
+
+    def counted(model: IO[bytes], shapes: Mapping[str, Shape]) -> Any:
+        read.append(dict(shapes))
+        return read_model(model, shapes)
+
+    monkeypatch.setattr(whole_models, "read_model", counted)
+    model, link = tmp_path / "model", tmp_path / "link"
+    model.write_bytes(residual(batch="n"))
+    link.hardlink_to(model)  # each turn gets a new link
+    timer = OnnxRuntimeTimer(1)
+
+    def outcome(file: Path, batch: int) -> Outcome:
+        with file.open("rb") as opened:
+            return timer.time(opened, {"input": (batch, 3, 8, 8)}).outcome
+
+    assert outcome(model, 1) is outcome(link, 1) is Outcome.OK
+    assert read == [{"input": (1, 3, 8, 8)}]
+    assert outcome(link, 2) is Outcome.OK
+    assert len(read) == 2, "other shapes need other inputs"
+    model.unlink()
+    model.write_bytes(residual(batch="n", size=16))
+    assert outcome(model, 2) is Outcome.RUN_ERROR
+    assert len(read) == 3, "another file is another model"
