@@ -1,16 +1,20 @@
-"""Legalize relax operators so that reductions begin with the right value and propagate NaN."""
+"""Legalize relax operators so that reductions begin with the right value and propagate NaN.
+
+Equal calls, which equal layers repeat, are legalized once.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx, topi
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call, GenericConst, TensorLoad
 from tvm.relax import transform
 from tvm.s_tir import SBlock, Schedule
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
@@ -22,12 +26,74 @@ from compiler.tir_nodes import find_all
 PADDED = "pad_temp"
 _MAX_INT32 = (1 << 31) - 1
 
+_Legalization = Callable[[relax.BlockBuilder, Call], relax.Expr]
+# The first of several equal calls, legalized, and which of the call's tensors its kernel reads.
+_Seen = dict[tuple[str, tvm_ffi.StructuralKey], tuple[Call, list[int]]]
+
 
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with a separate PrimFunc for each operator, before fusion."""
     steps = (_begin_at_infinity, _read_in_place, _name_blocks)
     passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in steps]
-    return tvm.transform.Sequential([transform.LegalizeOps(_LEGALIZATIONS), *passes])(module)
+    seen: _Seen = {}
+    shared = {name: functools.partial(_legalize_once, each, seen) for name, each in _of_tvm().items()}
+    return tvm.transform.Sequential([transform.LegalizeOps(shared | _LEGALIZATIONS), *passes])(module)
+
+
+@functools.cache
+def _of_tvm() -> Mapping[str, _Legalization]:
+    """Return TVM's legalizations by the operator's name."""
+    found = {name: tvm.ir.Op.get(name).get_attr("FLegalize") for name in tvm.ir.Op.list_op_names()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _legalize_once(
+    legalization: _Legalization, seen: _Seen, builder: relax.BlockBuilder, call: Call
+) -> relax.Expr:
+    """Legalize a call as an equal call that was `seen`, or add it.
+
+        lv = add(x, y)
+        lv1 = add(lv, y)        # TVM would make its PrimFunc anew, and find that it equals the first
+    ->
+        lv = call_tir(add, (x, y))
+        lv1 = call_tir(add, (lv, y))
+    """
+    tensors: list[relax.Expr] = []
+    described = [_describe(argument, tensors) for argument in call.args]
+    if not all(isinstance(tensor.ty, relax.TensorType) for tensor in tensors):
+        return legalization(builder, call)  # it may read what a variable is bound to
+    key = call.op.name, tvm_ffi.StructuralKey([call.attrs, call.ty_args, call.ty, described])
+    if key in seen:
+        first, operands = seen[key]
+        arguments = [first.args[0], relax.Tuple([tensors[k] for k in operands])]
+        return Call(first.op, arguments, first.attrs, first.ty_args)
+    legalized = legalization(builder, call)
+    if getattr(getattr(legalized, "op", None), "name", "") == "relax.call_tir" and len(legalized.args) == 2:
+        operands = [_index(operand, tensors) for operand in legalized.args[1].fields]
+        if all(k < len(tensors) for k in operands):
+            seen[key] = legalized, operands
+    return legalized
+
+
+def _describe(argument: relax.Expr, tensors: list[relax.Expr]) -> Any:
+    """Return what of an argument its kernel depends on, and append the argument's tensors to `tensors`."""
+    if isinstance(argument, relax.Tuple):
+        return [_describe(field, tensors) for field in argument.fields]
+    if not isinstance(argument, relax.Var | GenericConst):
+        return argument
+    position = _index(argument, tensors)
+    tensors.append(argument)
+    value = ""
+    if isinstance(argument, GenericConst):
+        # TVM reads single numbers.
+        is_number = math.prod(argument.value.shape) == 1
+        value = argument.value.numpy().tobytes().hex() if is_number else "constant"
+    return [argument.ty, position, value]
+
+
+def _index(expr: relax.Expr, tensors: list[relax.Expr]) -> int:
+    """Return the first position of an expression, or the number of tensors if it isn't among them."""
+    return next((k for k, tensor in enumerate(tensors) if tensor.same_as(expr)), len(tensors))
 
 
 def _place_of(
