@@ -161,9 +161,8 @@ def acquire_lease(
 
 def current(session: Session, worker_id: str, session_id: str, now: float) -> StoredLease | None:
     """Return the lease that this session holds, with the work that has no result yet."""
-    held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
-    live = held.where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
-    lease = session.scalars(live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)).first()
+    values = {"worker": worker_id, "its_session": session_id, "now": now}
+    lease = session.scalars(_select_current_lease(), values).first()
     if lease is None:
         return None
     found = _select_candidates().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
@@ -371,6 +370,14 @@ def _update_leased(dialect: str, table: type[TrialRow | ModuleRunRow]) -> Update
     work = table_of(table)
     values = {"state": "leased", "lease_id": bindparam("lease")}
     return update(work).where(among(dialect, work.c.id, "ids")).values(values)
+
+
+@cache
+def _select_current_lease() -> Select[LeaseRow]:
+    """Select the newest live lease of a worker's session."""
+    own = (LeaseRow.worker_id == bindparam("worker"), LeaseRow.session_id == bindparam("its_session"))
+    live = select(LeaseRow).where(*own, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > bindparam("now"))
+    return live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)
 
 
 @cache

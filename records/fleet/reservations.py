@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import cache
 
-from sqlalchemy import ColumnElement, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from records.fleet import workers
@@ -55,7 +56,12 @@ def may_use() -> ColumnElement[bool]:
 
 def reserved_workers(session: Session, now: float) -> list[str]:
     """Return the ids of the workers that are reserved."""
-    return list(session.scalars(select(WorkerRow.id).where(WorkerRow.reserved_until > now)))
+    return list(session.scalars(_select_reserved_workers(), {"now": now}))
+
+
+@cache
+def _select_reserved_workers() -> Select[str]:
+    return select(WorkerRow.id).where(WorkerRow.reserved_until > bindparam("now"))
 
 
 def utc(at: float) -> str:

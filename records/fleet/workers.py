@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -260,8 +260,13 @@ def has_other_session(session: Session, worker_id: str, session_id: str) -> bool
 
 def not_taking_work(session: Session) -> list[str]:
     """Return the ids of workers whose desired state isn't WORK, or that must calibrate first."""
+    return list(session.scalars(_select_not_taking_work()))
+
+
+@cache
+def _select_not_taking_work() -> Select[str]:
     withheld = or_(WorkerRow.desired_state != DesiredState.WORK, WorkerRow.calibrate)
-    return list(session.scalars(select(WorkerRow.id).where(withheld)))
+    return select(WorkerRow.id).where(withheld)
 
 
 def count_able(session: Session, device_class: str, now: float, silent_s: float = LOST_AFTER_S) -> int:
