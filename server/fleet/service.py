@@ -165,12 +165,19 @@ class FleetService(FleetServicer):
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + report.wait_s
-        while loop.time() < until:
-            work = await self._poller.next_poll()
+        device_class = None if report.role is Role.BUILD or report.device is None else report.device.key
+
+        def concerns(work: AvailableWork) -> bool:
+            has_work = work.builds if device_class is None else device_class in work.classes
+            return has_work or report.worker_id in work.unwanted or self._is_replaced(report)
+
+        while (left_s := until - loop.time()) > 0:
+            work = await self._poller.next_work(concerns, left_s)
+            if work is None:
+                break
             if self._context.stopping.is_set():
                 return replace(idle, call_again_after_s=reconcile.IDLE_S)
-            session = self._sessions.get(report.worker_id)
-            if session is not None and session.session_id != report.session_id:
+            if self._is_replaced(report):
                 return SyncResponse(fenced=True)
             if report.worker_id in work.unwanted:
                 break
@@ -183,6 +190,11 @@ class FleetService(FleetServicer):
             if lease is not None:
                 return replace(idle, lease=lease)
         return idle
+
+    def _is_replaced(self, report: WorkerReport) -> bool:
+        """Return whether another session of the report's worker has called this server since."""
+        session = self._sessions.get(report.worker_id)
+        return session is not None and session.session_id != report.session_id
 
     async def _lease_if_available(self, work: AvailableWork, report: WorkerReport) -> Lease | None:
         """Return a lease for the worker if the poll found work for it. Raises NotEligible, HardwareInUse."""

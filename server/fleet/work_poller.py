@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -42,17 +43,29 @@ class WorkPoller:
         self._database = database
         self._stopping = stopping
         self._now = now
-        self._polling: asyncio.Task[AvailableWork] | None = None
+        self._polling: asyncio.Task[None] | None = None
+        # What each waiting call waits for. Only calls that a poll concerns are resumed.
+        self._waiting: dict[asyncio.Future[AvailableWork], Callable[[AvailableWork], bool]] = {}
         # A lock exists as long as a call waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def next_poll(self) -> AvailableWork:
-        """Wait for the next poll and return its result. Return at once if the server stops. Raises
-        StorageError."""
+    async def next_work(
+        self, concerns: Callable[[AvailableWork], bool], timeout_s: float
+    ) -> AvailableWork | None:
+        """Wait for the next poll that concerns the caller and return its result; None after `timeout_s`.
+
+        Return at once if the server stops. Raises StorageError.
+        """
+        found: asyncio.Future[AvailableWork] = asyncio.get_running_loop().create_future()
+        self._waiting[found] = concerns
         if self._polling is None or self._polling.done():
-            self._polling = asyncio.create_task(self._poll())
-        # Shielded, because a cancelled call must not cancel the poll of the others.
-        return await asyncio.shield(self._polling)
+            # In an empty context, because its log lines are not about the worker that calls first.
+            self._polling = asyncio.create_task(self._poll(), context=Context())
+        try:
+            await asyncio.wait([found], timeout=timeout_s)
+        finally:
+            self._waiting.pop(found, None)
+        return found.result() if found.done() else None
 
     async def lease_for_builder(
         self, work: AvailableWork, acquire: Callable[[], Lease | None]
@@ -84,12 +97,25 @@ class WorkPoller:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _poll(self) -> AvailableWork:
-        await sleep_unless_stopping(self._stopping, POLL_S)
-        return await asyncio.to_thread(self._find)
+    async def _poll(self) -> None:
+        """Poll while calls wait, and resume the calls that a poll concerns, or all after a failure."""
+        while self._waiting:
+            await sleep_unless_stopping(self._stopping, POLL_S)
+            try:
+                work = await asyncio.to_thread(self._find)
+            except Exception as error:
+                for found in self._waiting:
+                    found.set_exception(error)
+                self._waiting.clear()
+                continue
+            for found, concerns in list(self._waiting.items()):
+                if self._stopping.is_set() or concerns(work):
+                    del self._waiting[found]
+                    found.set_result(work)
 
     def _find(self) -> AvailableWork:
-        with self._database.begin() as session:
+        # The results may be stale or disagree, because `acquire` checks them in its transaction.
+        with self._database.reading() as session:
             now = self._now()
             waiting = fair_queue.waiting(session, now)
             return AvailableWork(
