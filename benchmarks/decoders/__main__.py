@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.decoders.four_bits import FourBits, FourBitsByBytes, write_gguf
+from benchmarks.decoders.four_bits import BYTES, FourBits, with_accuracy_level, write_gguf
 from benchmarks.decoders.runtimes import IN_FLOATS, LLAMA_CPP, PEERS, TUNEFARM, Process, Round, Runtime
 from benchmarks.results.figures import Figure, at_least, figure, ratio_figure
 from benchmarks.results.output import Output
@@ -100,11 +100,11 @@ def _write(name: str, file: Path, scale: DecoderScale) -> dict[Runtime, Path]:
     if name == "llama":
         file.write_bytes(llama(scale=scale))
         return files
-    model = llama(scale=scale, network=FourBitsByBytes)
-    file.write_bytes(model)
+    model = llama(scale=scale, network=FourBits)
+    file.write_bytes(with_accuracy_level(model, BYTES))
     if IN_FLOATS.is_installed:
         files[IN_FLOATS] = file.with_name(f"{name}-in-floats.onnx")
-        files[IN_FLOATS].write_bytes(llama(scale=scale, network=FourBits))
+        files[IN_FLOATS].write_bytes(model)
     if LLAMA_CPP.is_installed:
         files[LLAMA_CPP] = file.with_suffix(".gguf")
         write_gguf(files[LLAMA_CPP], model, scale)

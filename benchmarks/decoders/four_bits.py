@@ -18,14 +18,13 @@ from examples.networks.decoders import DecoderScale, Network
 
 Array = NDArray[Any]
 BLOCK, ZERO = 32, 8
+# Accuracy levels of MatMulNBits: it multiplies floats, or rounds activations to 8 bits.
+FLOATS, BYTES = 0, 4
 SCALES = ".scales"
 
 
 class FourBits(Network):
-    """A decoder whose products with matrices are MatMulNBits of an accuracy level. 0 multiplies floats, 4
-    rounds activations to 8 bits."""
-
-    accuracy_level = 0
+    """A decoder whose products with matrices are MatMulNBits, which multiply floats."""
 
     def linear(self, x: str, inputs: int, outputs: int, bias: bool = True, name: str = "") -> str:
         weight = self.rng.standard_normal((inputs, outputs)) * self.scale.spread * inputs**-0.5
@@ -40,15 +39,19 @@ class FourBits(Network):
             N=outputs,
             bits=4,
             block_size=BLOCK,
-            accuracy_level=self.accuracy_level,
+            accuracy_level=FLOATS,
         )
         return self.op("Add", product, self.weight(outputs)) if bias else product
 
 
-class FourBitsByBytes(FourBits):
-    """The same decoder of accuracy level 4."""
-
-    accuracy_level = 4
+def with_accuracy_level(model: bytes, level: int) -> bytes:
+    """Return a decoder of `FourBits` with another accuracy level, such as FLOATS or BYTES."""
+    proto = onnx.load_from_string(model)
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = level
+    return bytes(proto.SerializeToString())
 
 
 def quantized(weight: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from benchmarks.decoders.__main__ import Rates, figures_of, measure
-from benchmarks.decoders.four_bits import ZERO, FourBits, quantized
+from benchmarks.decoders.four_bits import BYTES, FLOATS, ZERO, FourBits, quantized, with_accuracy_level
 from benchmarks.decoders.runtimes import PEERS, Array, OnnxRuntime, Process, Runtime
 from benchmarks.timing.interleaved import Timings
 from examples.networks.decoders import DecoderScale, llama
@@ -72,6 +72,20 @@ def test_four_bits_are_the_same_in_both_formats(tmp_path: Path) -> None:
     tokens = np.array([[1, 2, 3]])
     found, wanted = (OnnxRuntime(one, SCALE, 1)(tokens) for one in (file, rounded))
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_files_differ_only_in_the_rounding_of_activations() -> None:
+    floats = llama(scale=SCALE, network=FourBits)
+    rounded = with_accuracy_level(floats, BYTES)
+    levels = [
+        attribute.i
+        for node in onnx.load_from_string(rounded).graph.node
+        if node.op_type == "MatMulNBits"
+        for attribute in node.attribute
+        if attribute.name == "accuracy_level"
+    ]
+    assert set(levels) == {BYTES}
+    assert with_accuracy_level(rounded, FLOATS) == floats
 
 
 def _with_rounded_weights(model: bytes) -> bytes:
