@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Full, Queue
 from typing import Any
 
 from celery import Celery
@@ -27,6 +27,7 @@ TRANSPORT_ALIASES["folder"] = "scheduler.folder_broker:Transport"
 log = logging.getLogger(__name__)
 
 _MAX_UNSENT = 1000
+_INTERVAL_S = 0.05
 _REDIS_OPTIONS = {
     # Sending fails at once while Redis is unavailable. The consumer's settings make it retry for ever.
     "max_retries": 0,
@@ -70,29 +71,43 @@ class Waker:
     """Asks the scheduler to look at a job soon: `intake`, `round` or `publish`.
 
     A separate thread sends the wake-ups, so no request waits for the broker. If the broker is unavailable,
-    nothing is raised, because the next sweep finds the job anyway.
+    nothing is raised, because the next sweep finds the job anyway. Calls that ask for the same within
+    _INTERVAL_S become one message: a hundred workers that return leases need one round.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._unsent: Queue[tuple[str, str]] = Queue(_MAX_UNSENT)
+        # A set in the order of the calls.
+        self._unsent: dict[tuple[str, str], None] = {}
+        self._has_unsent = threading.Condition()
         threading.Thread(target=self._send_for_ever, name="wake-ups", daemon=True).start()
 
     def __call__(self, step: str, job_id: str) -> None:
-        try:
-            self._unsent.put_nowait((step, job_id))
-        except Full:
+        with self._has_unsent:
+            is_full = len(self._unsent) >= _MAX_UNSENT and (step, job_id) not in self._unsent
+            if not is_full:
+                self._unsent[step, job_id] = None
+                self._has_unsent.notify()
+        if is_full:
             log.warning("no wake-up for %s of %s, the next sweep will find it: too many wait", step, job_id)
 
     def _send_for_ever(self) -> None:
         while True:
-            step, job_id = self._unsent.get()
-            try:
-                send(self._app, step, job_id)
-            except (KombuError, OSError) as error:
-                log.warning("no wake-up for %s of %s, the next sweep will find it: %s", step, job_id, error)
-            except Exception:
-                log.exception("no wake-up for %s of %s, the next sweep will find it", step, job_id)
+            with self._has_unsent:
+                self._has_unsent.wait_for(lambda: self._unsent)
+                # Replaced before sending, so that a later call sends a later message.
+                unsent, self._unsent = self._unsent, {}
+            for step, job_id in unsent:
+                self._send(step, job_id)
+            time.sleep(_INTERVAL_S)
+
+    def _send(self, step: str, job_id: str) -> None:
+        try:
+            send(self._app, step, job_id)
+        except (KombuError, OSError) as error:
+            log.warning("no wake-up for %s of %s, the next sweep will find it: %s", step, job_id, error)
+        except Exception:
+            log.exception("no wake-up for %s of %s, the next sweep will find it", step, job_id)
 
 
 def send(app: Celery, step: str, *args: str, expires_s: float | None = None) -> None:

@@ -7,11 +7,13 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from scheduler import app as scheduler_app
 from scheduler.app import Waker, make_app
@@ -39,6 +41,29 @@ def test_a_wake_up_is_one_message_that_names_the_step_and_the_job(broker: Path) 
     arguments, *_ = json.loads(base64.b64decode(message["body"]))
     assert arguments == ["job 1"]
     assert list((broker / "control").iterdir()) == []
+
+
+def test_the_same_wake_ups_become_one_message(broker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str]] = []
+    is_sending, may_continue = threading.Event(), threading.Event()
+
+    def send(_app: Celery, step: str, job_id: str) -> None:
+        sent.append((step, job_id))
+        is_sending.set()
+        may_continue.wait(20)
+
+    monkeypatch.setattr(scheduler_app, "send", send)
+    wake = Waker(make_app(str(broker)))
+    wake("round", "job 1")
+    assert is_sending.wait(20)
+    for _ in range(100):
+        wake("round", "job 1")
+        wake("round", "job 2")
+    wake("publish", "job 1")
+    may_continue.set()
+    wait_until(lambda: len(sent) >= 4)
+    # The first message was on its way when job 1 was woken again, so it is sent again.
+    assert sent == [("round", "job 1"), ("round", "job 1"), ("round", "job 2"), ("publish", "job 1")]
 
 
 def test_a_broker_that_is_away_does_not_disturb_the_caller(
