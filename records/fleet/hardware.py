@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from core.worker import LOST_AFTER_S, WorkerState
@@ -23,12 +24,19 @@ def check_free(session: Session, worker: WorkerSession, now: float) -> None:
     """
     if not worker.claim.boot_id or not worker.hardware:
         return
-    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
-    same_machine = (WorkerRow.boot_id == worker.claim.boot_id, WorkerRow.id != worker.worker_id)
-    others = select(WorkerRow.id, WorkerRow.hardware).join(LeaseRow, LeaseRow.worker_id == WorkerRow.id)
-    for other, hardware in session.execute(others.where(*same_machine, *live)):
+    values = {"machine": worker.claim.boot_id, "worker": worker.worker_id, "now": now}
+    for other, hardware in session.execute(_select_measuring(), values):
         if not set(worker.hardware).isdisjoint(hardware or ()):
             raise HardwareInUse(f"worker {other} measures on the same hardware")
+
+
+@cache
+def _select_measuring() -> Select[str, list[str] | None]:
+    """Select the other workers of a machine that hold a lease, and the hardware that they measure on."""
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > bindparam("now"))
+    same_machine = (WorkerRow.boot_id == bindparam("machine"), WorkerRow.id != bindparam("worker"))
+    others = select(WorkerRow.id, WorkerRow.hardware).join(LeaseRow, LeaseRow.worker_id == WorkerRow.id)
+    return others.where(*same_machine, *live)
 
 
 def sharing(session: Session, now: float) -> dict[str, list[str]]:

@@ -176,8 +176,8 @@ def current(session: Session, worker_id: str, session_id: str, now: float) -> St
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
     """Extend a lease to `now + ttl_s`. Return False if it is closed, has expired or belongs to another
     session."""
-    live = update(LeaseRow).where(*_is_live(lease_id, session_id, now))
-    return changed(session, live.values(expires_at=now + ttl_s)) == 1
+    values = {"lease": lease_id, "its_session": session_id, "now": now, "until": now + ttl_s}
+    return changed(session, _update_expiry(), values) == 1
 
 
 def report(
@@ -378,6 +378,12 @@ def _select_current_lease() -> Select[LeaseRow]:
     own = (LeaseRow.worker_id == bindparam("worker"), LeaseRow.session_id == bindparam("its_session"))
     live = select(LeaseRow).where(*own, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > bindparam("now"))
     return live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)
+
+
+@cache
+def _update_expiry() -> Update:
+    live = _is_live(bindparam("lease"), bindparam("its_session"), bindparam("now"))
+    return update(table_of(LeaseRow)).where(*live).values(expires_at=bindparam("until"))
 
 
 @cache

@@ -285,11 +285,15 @@ def count_able(session: Session, device_class: str, now: float, silent_s: float 
 
 def may_lease(session: Session, worker_id: str, session_id: str) -> bool:
     """Return whether this session may lease work, and lock the worker's row so that this stays true."""
-    row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.desired_state).where(
-        WorkerRow.id == worker_id
-    )
-    found = session.execute(row.with_for_update(key_share=True)).first()
+    found = session.execute(_select_session_to_lease(), {"worker": worker_id}).first()
     return found is not None and tuple(found) == (session_id, WorkerState.READY, DesiredState.WORK)
+
+
+@cache
+def _select_session_to_lease() -> Select[str, str, str]:
+    """Select and lock a worker's session, state and desired state."""
+    row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.desired_state)
+    return row.where(WorkerRow.id == bindparam("worker")).with_for_update(key_share=True)
 
 
 def drop_silent(session: Session, before: float, limit: int) -> int:

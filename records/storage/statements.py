@@ -72,9 +72,9 @@ def insert_all_missing(
     return len(session.execute(statement.returning(*columns), rows).all())
 
 
-def changed(session: Session, statement: Update | Delete) -> int:
+def changed(session: Session, statement: Update | Delete, values: Mapping[str, Any] | None = None) -> int:
     """Execute a statement. Return the number of rows that matched its WHERE clause."""
-    return cast("CursorResult[Any]", session.execute(statement)).rowcount
+    return cast("CursorResult[Any]", session.execute(statement, values)).rowcount
 
 
 def update_each(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
