@@ -80,9 +80,9 @@ def _foldable(function: relax.Function) -> list[relax.VarBinding] | None:
             if isinstance(binding, relax.MatchCast) or not isinstance(block, relax.DataflowBlock):
                 return None
             if isinstance(value, Call):
-                # zeros_like(x) reads only the type of x.
-                like = getattr(value.op, "name", "").endswith("_like")
-                is_constant = like or all(is_known(argument) for argument in value.args)
+                # zeros_like(x) and shape_to_tensor(shape) read only types.
+                reads_types = getattr(value.op, "name", "").endswith(("_like", ".shape_to_tensor"))
+                is_constant = reads_types or all(is_known(argument) for argument in value.args)
                 if is_constant and not isinstance(value.ty, relax.TensorType):
                     return None
             elif isinstance(value, relax.TupleGetItem):

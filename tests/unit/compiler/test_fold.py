@@ -91,9 +91,10 @@ def _parts(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         (lambda b, x: relax.op.add(x, b.emit(relax.op.ones(SHAPE, "float32"))), 1),
         (lambda b, x: relax.op.add(x, b.emit(relax.op.ones((100, *SHAPE), "float32"))), 0),
         (lambda b, x: relax.op.tanh(_const(2, 3)), 1),
+        (lambda b, x: relax.op.shape_to_tensor(b.emit(relax.op.shape_of(x))), 1),
         (_parts, 2),
     ],
-    ids=["no constants", "chain", "like", "small", "large", "output", "tuple"],
+    ids=["no constants", "chain", "like", "small", "large", "output", "shape", "tuple"],
 )
 def test_tvm_folds_what_numpy_does_not_and_legalizes_only_that(
     emit: Callable[[relax.BlockBuilder, relax.Var], relax.Expr],
