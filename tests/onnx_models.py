@@ -61,6 +61,22 @@ class Builder:
         return bytes(model.SerializeToString())
 
 
+def unsteady(layers: int, factor: float) -> bytes:
+    """A network of bytes in which a rounding error grows from layer to layer."""
+    rng = np.random.default_rng(0)
+    b = Builder()
+    scale, zero = b.constant(np.array(1 / 127, np.float32)), b.constant(np.array(0, np.int8))
+
+    def rounded(name: str) -> str:
+        return b.op("DequantizeLinear", b.op("QuantizeLinear", name, scale, zero), scale, zero)
+
+    x = rounded("input")
+    for _ in range(layers):
+        mixed, _ = np.linalg.qr(rng.standard_normal((256, 256)))
+        x = rounded(b.op("Sin", b.op("MatMul", x, b.constant((factor * mixed).astype(np.float32)))))
+    return b.model({"input": [16, 256]}, {x: [16, 256]})
+
+
 def residual(batch: Extent = 1, size: int = 8) -> bytes:
     """Two convolutions with batch norms around a residual addition, pooling and a classifier."""
     b = Builder()

@@ -29,6 +29,13 @@ MAX_DIFFERENT = 0.01
 # Fewer values have no meaningful standard deviation, so their size replaces it.
 MIN_VALUES = 16
 
+# In some quantized networks, a rounding error becomes steps that grow from layer to layer: the outputs of an
+# EfficientNet with random weights change by 0.6 of their spread. Outputs may differ OWN_CHANGES times as much
+# as they change if each input changes by NUDGE of itself. A steady network changes far less than is allowed
+# anyway. Unrelated outputs differ by 1.4 of the spread.
+NUDGE, OWN_CHANGES = 1e-3, 1.5
+CHANGES_LIKEWISE = "outputs differ as much as they change with inputs that differ by a thousandth"
+
 # An element is far off if its error exceeds this many times the tolerance of its type.
 FAR_FACTOR = 10.0
 
@@ -57,6 +64,45 @@ def compare_outputs(
         if wrong := _compare(wanted, found, computed_in):
             return f"output {number}: {wrong}"
     return ""
+
+
+def nudged(inputs: Arrays) -> list[NDArray[Any]]:
+    """Return inputs whose floats differ by NUDGE of themselves, up or down."""
+    rng = np.random.default_rng(0)
+
+    def nudge(array: NDArray[Any]) -> NDArray[Any]:
+        if array.dtype.kind != "f":
+            return array
+        signs = rng.choice((-1.0, 1.0), array.shape)
+        with np.errstate(all="ignore"):
+            return (array * (1 + NUDGE * signs)).astype(array.dtype)
+
+    return [nudge(array) for array in inputs]
+
+
+def own_changes(expected: Arrays, after_nudge: Arrays) -> list[float]:
+    """Return how much each expected output changes with `nudged` inputs, relative to its spread."""
+    return [_relative_difference(moved, wanted) for wanted, moved in zip(expected, after_nudge, strict=True)]
+
+
+def changes_likewise(expected: Arrays, actual: Arrays, changes: Sequence[float]) -> bool:
+    """Return whether a quantized model's outputs differ about as much as they change by themselves; see
+    `own_changes`."""
+    return all(
+        wanted.shape == found.shape and _relative_difference(found, wanted) <= OWN_CHANGES * change < np.inf
+        for wanted, found, change in zip(expected, actual, changes, strict=True)
+    )
+
+
+def _relative_difference(one: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """Return the root mean square of the difference relative to the spread; infinity unless all is finite."""
+    a, b = one.astype(np.float64), wanted.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return np.inf
+    if (a == b).all():
+        return 0.0
+    spread = _spread(b)
+    return _root_mean_square(a - b) / spread if spread else np.inf
 
 
 def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str:

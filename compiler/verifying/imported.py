@@ -23,7 +23,14 @@ from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.padding import valid_part
 from compiler.importing.spec import ModelError, NoReference, first_line
 from compiler.importing.values import from_storage, to_storage
-from compiler.measuring.outputs import compare_outputs, far_off
+from compiler.measuring.outputs import (
+    CHANGES_LIKEWISE,
+    changes_likewise,
+    compare_outputs,
+    far_off,
+    nudged,
+    own_changes,
+)
 from compiler.target import parse_target
 from compiler.verifying.decoder_cache import check_cache, check_shorter_steps
 from compiler.verifying.edges import (
@@ -52,7 +59,8 @@ ADVICE = "the model can't be tuned: report this with the file, or replace the op
 
 @dataclass(frozen=True)
 class Agreement:
-    """The outputs agree for these `inputs`. A `note` describes a difference that the standard leaves open."""
+    """The outputs agree for these `inputs`. A `note` describes a difference that the standard leaves open, or
+    that rounding errors explain."""
 
     inputs: str
     note: str = ""
@@ -81,14 +89,7 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
         expected = file.compute(inputs)
         imported = imported or Imported(model, target)
         actual = list(imported.compute(inputs).values())
-        if wrong := compare_outputs(expected, actual, model.computed_in):
-            raise ModelError(
-                f"{_describe_by_operator(file, inputs, target, model.computed_in, wrong)}; {ADVICE}"
-            )
-        if _are_far_off(expected, actual, model.computed_in):
-            wrong = _far_off_step(partial(_operator_values, file, inputs, target), model.computed_in)
-            if wrong:
-                raise ModelError(f"{wrong}; {ADVICE}")
+        _check_computed(file, inputs, target, model.computed_in, expected, actual)
         first = first or inputs
         yield Agreement(what)
     for edge in edge_sets(file.inputs, extents, first):
@@ -100,6 +101,27 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
         yield Agreement(
             edge.what, _explain_edge_by_operator(file, edge, target, model.computed_in) if wrong else ""
         )
+
+
+def _check_computed(
+    file: Defined,
+    inputs: Mapping[str, Array],
+    target: str,
+    computed_in: str,
+    expected: Sequence[Array],
+    actual: Sequence[Array],
+) -> None:
+    """Do the same as `_check_outputs` for a model of another format than ONNX."""
+    if wrong := compare_outputs(expected, actual, computed_in):
+        if computed_in == "quantized":
+            after_nudge = file.compute(dict(zip(inputs, nudged(list(inputs.values())), strict=True)))
+            if changes_likewise(expected, actual, own_changes(expected, after_nudge)):
+                raise NoReference(f"{CHANGES_LIKEWISE} ({wrong})")
+        raise ModelError(f"{_describe_by_operator(file, inputs, target, computed_in, wrong)}; {ADVICE}")
+    if _are_far_off(expected, actual, computed_in):
+        wrong = _far_off_step(partial(_operator_values, file, inputs, target), computed_in)
+        if wrong:
+            raise ModelError(f"{wrong}; {ADVICE}")
 
 
 def _explain_edge_by_operator(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
@@ -169,11 +191,12 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         if inner is not reference:
             wanted |= inner.compute(given_inputs)
         found = compute(wanted).compute_like(wanted, {**inputs, **given_values(cut, wanted)})
-        _check_outputs(file, reference, inputs, target, {name: wanted[name] for name in names}, found)
+        pairs = {name: wanted[name] for name in names}
+        note = _check_outputs(file, reference, inputs, target, pairs, found, in_layers is not None)
         if in_layers is not None:
             in_layers.check(inputs)
         first = first or inputs
-        yield Agreement(what)
+        yield Agreement(what, note)
     for edge in edge_sets(file.inputs, index_extents(file), first, divisors(file)):
         given_inputs = {**edge.inputs, **file.weights}
         right = reference.compute_edge(given_inputs)
@@ -220,12 +243,25 @@ def _check_outputs(
     target: str,
     wanted: Mapping[str, Array],
     found: Mapping[str, Array],
-) -> None:
+    in_layers: bool,
+) -> str:
     """Raise ModelError, which names the first wrong node, if values differ from `wanted`; NoReference if only
-    ONNX Runtime or only ONNX's reference evaluator disagrees."""
+    ONNX Runtime or only ONNX's reference evaluator disagrees.
+
+    Return a note if they differ as much as the reference's own values change with `nudged` inputs, "" if
+    they agree. Such a model must be compared `in_layers`; otherwise raise NoReference.
+    """
     expected, actual = list(wanted.values()), [found[name] for name in wanted]
     message = ""
     if wrong := compare_outputs(expected, actual, file.computed_in):
+        if file.computed_in == "quantized":
+            given = {**dict(zip(inputs, nudged(list(inputs.values())), strict=True)), **file.weights}
+            after_nudge = {**wanted, **reference.compute(given)}
+            changes = own_changes(expected, [after_nudge[name] for name in wanted])
+            if changes_likewise(expected, actual, changes):
+                if in_layers:
+                    return f"{CHANGES_LIKEWISE} ({wrong}); each layer by itself agrees"
+                raise NoReference(f"{CHANGES_LIKEWISE} ({wrong})")
         message = _describe(file, inputs, target, wrong)
     elif _are_far_off(expected, actual, file.computed_in) and not reference.doubt:
         message = _far_off_step(partial(_split_nodes, file, inputs, target), file.computed_in)
@@ -241,6 +277,7 @@ def _check_outputs(
         )
     if message:
         raise ModelError(f"{message}; {ADVICE}")
+    return ""
 
 
 def _evaluator_agrees(

@@ -32,7 +32,7 @@ from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
 from tests.compiled import build_module
 from tests.marks import slow_lane_except
-from tests.onnx_models import residual, two_outputs
+from tests.onnx_models import residual, two_outputs, unsteady
 from tests.workloads import WORKLOADS, matmul, module
 
 DEVICE = detect_device()
@@ -278,6 +278,7 @@ def _artifact(
     inputs: tuple[TensorSpec, ...] | None = None,
     library: bytes | None = None,
     reference: bytes | None = None,
+    **fields: Any,
 ) -> IO[bytes]:
     model = read_onnx(residual(), {})
     manifest = Manifest(
@@ -286,10 +287,10 @@ def _artifact(
         target=DEVICE.target,
         device_class=DEVICE.key,
         inputs=model.inputs if inputs is None else inputs,
-        outputs=model.outputs,
         threads=1,
         versions={},
         created_at=0.0,
+        **{"outputs": model.outputs, **fields},
     )
     return io.BytesIO(pack(_library(model) if library is None else library, manifest, reference))
 
@@ -298,6 +299,23 @@ def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
     measurement = runner.measure_module(_artifact(), compare=True)
     assert measurement.outcome is Outcome.OK, measurement.error
     assert 1 < len(measurement.run_s) <= MAX_TURN_REPEATS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "outcome"), [(2.5001, Outcome.OK), (-2.5, Outcome.WRONG_RESULT)])
+def test_a_network_that_amplifies_rounding_errors_may_differ_as_much(
+    runner: LocalRunner, factor: float, outcome: Outcome
+) -> None:
+    model = read_onnx(unsteady(9, 2.5), {})
+    artifact = _artifact(
+        model.inputs,
+        _library(read_onnx(unsteady(9, factor), {})),
+        _untuned(model),
+        outputs=model.outputs,
+        computed_in=model.computed_in,
+    )
+    measurement = runner.measure_module(artifact, compare=True)
+    assert measurement.outcome is outcome, measurement.error
 
 
 def test_a_models_memory_is_measured_again_in_each_turn(runner: LocalRunner) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.measuring.outputs import compare_outputs
+from compiler.measuring.outputs import changes_likewise, compare_outputs, nudged, own_changes
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((1, 1000), dtype=np.float32)
@@ -111,3 +111,41 @@ def test_selected_elements_are_compared_in_any_order() -> None:
     assert compare_outputs([rows], [other], padded_axes=[0]) == ""
     other[:3] = -1
     assert compare_outputs([rows], [other], padded_axes=[0]) != ""
+
+
+def test_a_nudge_changes_floats_by_a_thousandth() -> None:
+    floats = np.array([1.0, -3.0, 0.0, np.inf, np.nan, np.finfo(np.float32).max], np.float32)
+    counts = np.arange(4)
+    moved, kept = nudged([floats, counts])
+    assert kept is counts
+    assert moved.dtype == np.float32
+    assert (moved[:2] != floats[:2]).all()
+    np.testing.assert_allclose(moved[:5], floats[:5], rtol=1.1e-3)
+    np.testing.assert_array_equal(moved, nudged([floats])[0])
+
+
+@pytest.mark.parametrize(
+    ("found", "changed_by", "likewise"),
+    [
+        (shaken(LOGITS, 0.5), 0.5, True),
+        (shaken(LOGITS, 0.5), 0.01, False),
+        (LOGITS[:, ::-1], 0.6, False),
+        (np.full_like(LOGITS, np.nan), 0.6, False),
+        (shaken(LOGITS, 0.5), np.inf, False),
+        (LOGITS[:, :10], 0.6, False),
+    ],
+    ids=["likewise", "more", "unrelated", "nan", "infinite", "another shape"],
+)
+def test_outputs_may_differ_as_much_as_they_change_by_themselves(
+    found: NDArray[Any], changed_by: float, likewise: bool
+) -> None:
+    noise = np.random.default_rng(2).standard_normal(LOGITS.shape)
+    after = (LOGITS * (1 + changed_by * noise)).astype(np.float32)
+    assert changes_likewise([LOGITS], [found], own_changes([LOGITS], [after])) is likewise
+
+
+def test_a_constant_or_empty_output_has_no_changes_of_its_own() -> None:
+    constant, empty = np.ones(20, np.float32), np.zeros((0, 3), np.float32)
+    assert own_changes([constant, empty], [constant, empty]) == [0.0, 0.0]
+    assert changes_likewise([constant, empty], [constant, empty], [0.0, 0.0])
+    assert not changes_likewise([constant], [constant + 1], [0.5])
