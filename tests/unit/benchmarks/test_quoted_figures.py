@@ -227,8 +227,8 @@ def _of_when() -> Iterator[Quote]:
         )
     yield Quote(
         "when.md",
-        "A small one with 4 bits decodes {:.2f} times as fast",
-        (value("decoders_4_bits", "llama-4-bit: decode rate relative to llama.cpp"),),
+        "one of a billion parameters decodes {:.2f} times as fast",
+        (value("decoders_1b_4_bits", "llama-1b-4-bit: decode rate relative to llama.cpp"),),
     )
     yield Quote(
         "when.md",
