@@ -165,7 +165,7 @@ class LocalRunner:
             changes: list[float] = []
             wrong = _difference(main, inputs, expected, manifest)
             if wrong and reference is not None and manifest.computed_in == "quantized":
-                moved = [[self._tensor(array) for array in nudged(arrays)] for arrays in drawn]
+                moved = [[self._tensor(nudged(array)) for array in arrays] for arrays in drawn]
                 after_nudge = self._reference_outputs(reference, moved)
                 pairs = zip(_typed(expected, manifest), _typed(after_nudge, manifest), strict=True)
                 # Large inputs are at the ends of the first steps, so a nudge doesn't move them.

@@ -114,7 +114,7 @@ def _check_computed(
     """Do the same as `_check_outputs` for a model of another format than ONNX."""
     if wrong := compare_outputs(expected, actual, computed_in):
         if computed_in == "quantized":
-            after_nudge = file.compute(dict(zip(inputs, nudged(list(inputs.values())), strict=True)))
+            after_nudge = file.compute({name: nudged(array) for name, array in inputs.items()})
             if changes_likewise(expected, actual, own_changes(expected, after_nudge)):
                 raise NoReference(f"{CHANGES_LIKEWISE} ({wrong})")
         raise ModelError(f"{_describe_by_operator(file, inputs, target, computed_in, wrong)}; {ADVICE}")
@@ -255,7 +255,7 @@ def _check_outputs(
     message = ""
     if wrong := compare_outputs(expected, actual, file.computed_in):
         if file.computed_in == "quantized":
-            given = {**dict(zip(inputs, nudged(list(inputs.values())), strict=True)), **file.weights}
+            given = {**{name: nudged(array) for name, array in inputs.items()}, **file.weights}
             after_nudge = {**wanted, **reference.compute(given)}
             changes = own_changes(expected, [after_nudge[name] for name in wanted])
             if changes_likewise(expected, actual, changes):

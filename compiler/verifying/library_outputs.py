@@ -108,7 +108,7 @@ def _check(
     wanted, found = _comparable(right.compute(inputs), run(inputs), manifest)
     wrong = compare_outputs(wanted, found, manifest.computed_in)
     if wrong and manifest.computed_in == "quantized":
-        after_nudge = right.compute(dict(zip(inputs, nudged(list(inputs.values())), strict=True)))
+        after_nudge = right.compute({name: nudged(array) for name, array in inputs.items()})
         if changes_likewise(wanted, found, own_changes(wanted, after_nudge)):
             return Check(what, note=f"{CHANGES_LIKEWISE} ({wrong})")
     return Check(what, wrong)
