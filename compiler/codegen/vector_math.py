@@ -95,8 +95,11 @@ def _expand_call(call: Call) -> Expr:
     name = str(getattr(call.op, "name", "")).removeprefix("prim.").removeprefix("tirx.")
     if name == "pow":
         return _power(call)
-    function, dtype = FUNCTIONS.get(name), str(call.ty.dtype)
-    if function is None or dtype not in ("float32", "float16"):
+    function = FUNCTIONS.get(name)
+    if function is None:
+        return call
+    dtype = str(call.ty.dtype)
+    if dtype not in ("float32", "float16"):
         return call
     lets: list[Expr] = []
     tvm_ffi.structural_walk(call.args[0], [(Let, lets.append)])
