@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.ir import Call
-from tvm.tirx import Add, Cast, FloatImm, Max, Min, PrimFunc
+from tvm.tirx import Add, Cast, FloatImm, IntImm, Let, Max, Min, PrimFunc, Select
 
 from compiler.codegen.rewrite import map_body, rewrite_for_llvm
 from compiler.target import is_x86
@@ -25,17 +25,21 @@ def quantize_in_vectors(module: tvm.IRModule, target: tvm.target.Target) -> tvm.
     instruction that rounds, and others that saturate.
 
         B[i] = T.Cast("uint8", T.min(T.max(T.nearbyint(x), 0.0), 255.0))
+        C[i] = T.Cast("int16", T.max(T.Cast("int32", T.min(T.nearbyint(x), 134.0)), -121))
     ->
         B[i] = T.Cast("uint8", T.max(T.min(llvm.lrint(T.min(x, 255.0)), 255), 0))
+        C[i] = T.max(T.Cast("int16", T.max(T.min(llvm.lrint(T.min(x, 134.0)), 32767), -32768)), -121)
 
-    That instruction turns NaN and floats below all integers into the lowest integer, so the lower bound of
-    floats is left out. LLVM recognizes the outer bounds, and packs with saturation.
+    That instruction turns NaN and floats below all integers into the lowest integer, so floats need no lower
+    bound. LLVM recognizes the bounds of the type, and packs with saturation. A lower bound above that comes
+    after it.
     """
     saturates = target.kind.name == "llvm" and is_x86(target)
 
     def rewrite(function: PrimFunc) -> PrimFunc:
-        saturated = map_body(function, (Cast, _saturated)) if saturates else function
-        return map_body(saturated, (Call, _by_llvm))
+        if saturates:
+            function = map_body(map_body(function, (Cast, _without_packing)), (Cast, _saturated))
+        return map_body(function, (Call, _by_llvm))
 
     return rewrite_for_llvm(module, target, rewrite)
 
@@ -46,27 +50,51 @@ def _by_llvm(call: Call) -> Any:
     return tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", call.args[0])
 
 
+def _without_packing(cast: Cast) -> Any:
+    """Clamp floats as they are, if a quantizer's result is only converted to floats again. Like x86's
+    `maxps`, the comparison returns the lower bound for NaN."""
+    found = _bounded(cast.value) if str(cast.ty.dtype) == "float32" else None
+    if found is None:
+        return cast
+    bounded, low = found
+    variable, limit = tirx.Var("v", bounded.ty), tirx.const(low, "float32")
+    return Let(variable, tirx.nearbyint(bounded), Select(variable > limit, variable, limit))
+
+
 def _saturated(cast: Cast) -> Any:
     """Return the conversion of a quantizer's result by saturating instructions; other conversions
     unchanged."""
-    limits, value = LIMITS.get(str(cast.ty.dtype)), cast.value
-    if limits is None or str(value.ty.dtype) != "float32":
+    found = _bounded(cast)
+    if found is None:
         return cast
+    dtype, (bounded, low) = str(cast.ty.dtype), found
+    whole = tirx.call_llvm_pure_intrin("int32", "llvm.lrint", bounded)
+    lowest, highest = (tirx.const(limit, "int32") for limit in LIMITS[dtype])
+    packed = Cast(cast.ty, Max(Min(whole, highest), lowest))
+    return Max(packed, tirx.const(low, dtype)) if low > LIMITS[dtype][0] else packed
+
+
+def _bounded(cast: Any) -> tuple[Any, int] | None:
+    """Return what a quantizer rounds, within its upper bound, and its lower bound; None if the expression
+    doesn't convert a quantizer's result."""
+    limits = LIMITS.get(str(cast.ty.dtype))
+    if limits is None or not isinstance(cast, Cast):
+        return None
+    value = cast.value
     bounds: dict[type, float] = {}
+    if isinstance(value, Max) and isinstance(value.b, IntImm) and isinstance(value.a, Cast):
+        bounds[Max] = int(value.b.value)
+        value = value.a.value
     while isinstance(value, Min | Max) and isinstance(value.b, FloatImm) and type(value) not in bounds:
         bounds[type(value)] = float(value.b.value)
         value = value.a
     zero = float(value.b.value) if isinstance(value, Add) and isinstance(value.b, FloatImm) else 0.0
     rounded = value.a if isinstance(value, Add) else value
-    if len(bounds) < 2 or not isinstance(rounded, Call) or op_name(rounded) != "nearbyint":
-        return cast
+    is_rounded = isinstance(rounded, Call) and op_name(rounded) == "nearbyint"
+    if len(bounds) < 2 or not is_rounded or str(rounded.ty.dtype) != "float32":
+        return None
     low, high = bounds[Max], bounds[Min]
-    are_whole = all(number.is_integer() for number in (low, high, zero))
+    are_whole = all(float(number).is_integer() for number in (low, high, zero))
     if not are_whole or not limits[0] <= low <= high <= limits[1]:
-        return cast
-    clamped = Min(value if isinstance(value, Add) else rounded.args[0], tirx.const(high, "float32"))
-    if low > limits[0]:
-        clamped = Max(clamped, tirx.const(low, "float32"))
-    whole = tirx.call_llvm_pure_intrin("int32", "llvm.lrint", clamped)
-    lowest, highest = (tirx.const(limit, "int32") for limit in limits)
-    return Cast(cast.ty, Max(Min(whole, highest), lowest))
+        return None
+    return Min(value if isinstance(value, Add) else rounded.args[0], tirx.const(high, "float32")), int(low)

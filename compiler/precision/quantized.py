@@ -24,7 +24,7 @@ from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import rewrite_functions, static_shape
 from compiler.precision.narrow_weights import is_narrow
-from compiler.precision.requantization import fold_steps
+from compiler.precision.requantization import WIDE, fold_steps
 from compiler.target import capability_of, target_features
 from search.sketches.intrinsics import dot_product
 from search.sketches.tensor_core import MIN_EXTENTS, TENSOR_SINCE
@@ -47,8 +47,6 @@ MOVES = {
 MAX_EXACT = 1 << 24
 # The difference of int8 and uint8 values whose bits differ only in the highest.
 SHIFT = 128
-# The types that hold the difference of a byte and its zero.
-WIDE = ("int16", "float32")
 # For shorter sums over two activations, the sums of their rows and columns cost too much.
 MIN_DEPTH = 16
 

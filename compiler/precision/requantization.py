@@ -16,6 +16,8 @@ from compiler.constants.fold import rewrite_functions
 # The bound of a clamp is redundant if it differs from the quantizer's by less than this: values between the
 # two are rounded to the same byte.
 SAME_BYTE = 0.49
+# The types that hold the difference of a byte and its zero.
+WIDE = ("int16", "float32")
 
 
 def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
@@ -38,12 +40,12 @@ def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass
 class _Edits:
-    """Calls whose constants are multiplied by a factor, clamps with other bounds, conversions to other types,
-    and calls that are replaced by their first operand that isn't constant."""
+    """Calls whose constants are multiplied by a factor, clamps with other bounds, conversions to int16 with
+    a lower bound, and calls that are replaced by their first operand that isn't constant."""
 
     factors: dict[Call, float] = field(default_factory=dict)
     bounds: dict[Call, float] = field(default_factory=dict)
-    types: dict[Call, str] = field(default_factory=dict)
+    stored: dict[Call, int] = field(default_factory=dict)
     removed: set[Call] = field(default_factory=set)
 
 
@@ -62,8 +64,10 @@ class _Folder(relax.PyExprMutator):
             return next(one for one in call.args if not isinstance(one, GenericConst))
         if (bound := self._edits.bounds.get(op)) is not None:
             return Call(call.op, [call.args[0], relax.const(np.float32(bound))], call.attrs, call.ty_args)
-        if (dtype := self._edits.types.get(op)) is not None:
-            return relax.op.astype(call.args[0], dtype)
+        if (least := self._edits.stored.get(op)) is not None:
+            whole = self.builder_.emit(relax.op.astype(call.args[0], "int32"))
+            clamped = self.builder_.emit(relax.op.maximum(whole, relax.const(least, "int32")))
+            return relax.op.astype(clamped, "int16")
         factor = self._edits.factors.get(op)
         if factor is None:
             return call
@@ -119,27 +123,26 @@ class _Block:
             lv2 = subtract(astype(lv1, "int16"), zero)
             lv3 = subtract(astype(lv1, "float32"), zero)
         ->
-            lv2 = astype(minimum(maximum(round(x), -zero), 255 - zero), "int16")
+            lv = astype(minimum(round(x), 255 - zero), "int32")
+            lv2 = astype(maximum(lv, -zero), "int16")
             lv3 = astype(lv2, "float32")
+
+        Integers have the lower bound, and floats are converted from them in the same kernel: so NaN becomes
+        the lower bound, as in ONNX Runtime. x86 turns it into the lowest int32.
         """
         high = self._only_call(conversion.args[0], "minimum")
         low = None if high is None else self._only_call(high.args[0], "maximum")
         value = None if low is None else self._only_call(low.args[0], "add", "round")
         if high is None or low is None or value is None or not isinstance(stored, relax.DataflowVar):
             return
-        clamps = {call: _number(call.args[1]) for call in (low, high)}
+        least, greatest = _number(low.args[1]), _number(high.args[1])
         zero = _number(value.args[1]) if _name(value) == "add" else 0.0
         reads = [self._calls.get(user) for user in self._users[stored]]
         types = {str(call.ty.dtype) if call is not None and _name(call) == "astype" else "" for call in reads}
-        is_alone = types == {"float32"} and len(reads) == 1
-        if (
-            zero is None
-            or None in clamps.values()
-            or not (is_alone or types in ({"int16"}, {"int16", "float32"}))
-        ):
+        are_wide = "int16" in types or len(reads) == 1
+        if zero is None or least is None or greatest is None or types - {*WIDE} or not are_wide:
             return
-        dtype = "float32" if is_alone else "int16"
-        removed = {call for call in reads if call is not None and str(call.ty.dtype) == dtype}
+        removed = {call for call in reads if call is not None and str(call.ty.dtype) == "int16"} | {low}
         if zero:
             for user in self._users[stored]:
                 inner = [self._calls.get(variable) for variable in self._users[user]]
@@ -150,9 +153,9 @@ class _Block:
                         return
                     removed.add(call)
             removed.add(value)
-            edits.bounds |= {call: bound - zero for call, bound in clamps.items() if bound is not None}
-        edits.removed |= removed | ({conversion} if is_alone else set())
-        edits.types |= {} if is_alone else {conversion: dtype}
+            edits.bounds[high] = greatest - zero
+        edits.removed |= removed
+        edits.stored[conversion] = round(least - zero)
 
     def _only_call(self, expr: relax.Expr, *names: str) -> Call | None:
         """Return the call of one of these operators that a variable with one user is bound to."""

@@ -212,6 +212,25 @@ def test_a_quantizer_stores_what_several_readers_need(kind: tuple[str, int]) -> 
 
 
 @needs_avx2
+@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("stored", slow_lane_except(["uint8", "int16", "float32"], "int16", "float32"))
+def test_nan_becomes_the_least_byte(stored: str, kind: tuple[str, int]) -> None:
+    """Readers need bytes for 7-bit weights, int16 for 8-bit weights, and floats for an addition."""
+    graph = Quantized(*kind, largest=NARROW if stored == "uint8" else 127)
+    x = graph.bytes_of("x")
+    read = graph.node("Add", x, "y") if stored == "float32" else None
+    y = read or graph.node("MatMul", x, graph.weight(32, 24, axis=1))
+    shapes = {"x": (5, 32), **({"y": (5, 32)} if read else {})}
+    model = graph.model(shapes, y)
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    feeds["x"][:, ::7] = np.nan
+    (expected,) = _without_kernels_of_bytes(model)(None, feeds)
+    fused = fuse(read_onnx(model, {}), HASWELL.target)
+    np.testing.assert_allclose(_run(fused, [*feeds.values()], HASWELL.target), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_avx2
 def test_a_quantizer_leaves_no_multiplication_and_no_relu() -> None:
     model, _ = convolution(Quantized("uint8", 0))
     names = [task.name for task in extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))]

@@ -1,4 +1,5 @@
-"""On x86, quantizers round by one instruction and clamp while they pack, with the same results."""
+"""On x86, quantizers round by one instruction and clamp while they pack, with the same results. NaN becomes
+the lower bound."""
 
 from __future__ import annotations
 
@@ -19,26 +20,32 @@ from tests.workloads import module
 HASWELL = tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell"})
 ARM = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu"})
 LANES, LENGTH = 32, 77
-# The type, the zero, and the bounds.
+# The type, the zero, the bounds, and the type of the result, which is converted from the first.
 QUANTIZERS = {
-    "bytes": ("uint8", 0.0, 0.0, 255.0),
-    "signed bytes": ("int8", 0.0, -128.0, 127.0),
-    "a zero": ("uint8", 121.0, 0.0, 255.0),
-    "a negative zero": ("int8", -7.0, -128.0, 127.0),
-    "narrower bounds": ("int8", 0.0, -5.0, 6.0),
-    "two bytes": ("int16", 0.0, -121.0, 134.0),
+    "bytes": ("uint8", 0.0, 0.0, 255.0, "uint8"),
+    "signed bytes": ("int8", 0.0, -128.0, 127.0, "int8"),
+    "a zero": ("uint8", 121.0, 0.0, 255.0, "uint8"),
+    "a negative zero": ("int8", -7.0, -128.0, 127.0, "int8"),
+    "narrower bounds": ("int8", 0.0, -5.0, 6.0, "int8"),
+    "two bytes": ("int16", 0.0, -121.0, 134.0, "int16"),
+    "two bytes without a zero": ("int16", 0.0, 0.0, 255.0, "int16"),
+    "floats": ("int16", 0.0, -121.0, 134.0, "float32"),
+    "floats of bytes": ("uint8", 121.0, 0.0, 255.0, "float32"),
 }
 
 
 def _quantizer(name: str, length: int = LENGTH) -> tvm.IRModule:
-    dtype, zero, low, high = QUANTIZERS[name]
+    dtype, zero, low, high, read = QUANTIZERS[name]
     data = te.placeholder((length,), "float32", name="data")
 
     def quantized(i: tirx.Var) -> tirx.PrimExpr:
         whole = tirx.nearbyint(data[i])
         moved = whole + tirx.const(zero, "float32") if zero else whole
         bounds = tirx.const(low, "float32"), tirx.const(high, "float32")
-        return tirx.Min(tirx.Max(moved, bounds[0]), bounds[1]).astype(dtype)
+        if dtype == "int16":
+            whole = tirx.Min(moved, bounds[1]).astype("int32")
+            return tirx.Max(whole, tirx.const(int(low), "int32")).astype(dtype).astype(read)
+        return tirx.Min(tirx.Max(moved, bounds[0]), bounds[1]).astype(dtype).astype(read)
 
     schedule = Schedule(module([data, te.compute((length,), quantized)]))
     (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
@@ -58,13 +65,13 @@ def _floats(length: int) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_quantizers_have_the_same_results(name: str) -> None:
-    dtype, zero, low, high = QUANTIZERS[name]
+    _, zero, low, high, read = QUANTIZERS[name]
     data = _floats(3017)
-    result = tvm.runtime.tensor(np.zeros(data.shape, dtype))
+    result = tvm.runtime.tensor(np.zeros(data.shape, read))
     library, _ = compile_scheduled(_quantizer(name, len(data)), tvm.target.Target("llvm"))
     library["main"](tvm.runtime.tensor(data), result)
-    wanted = np.clip(np.round(np.nan_to_num(data)) + np.float32(zero), low, high).astype(dtype)
-    wanted[np.isnan(data)] = np.iinfo(dtype).min
+    wanted = np.clip(np.round(np.nan_to_num(data)) + np.float32(zero), low, high).astype(read)
+    wanted[np.isnan(data)] = low
     np.testing.assert_array_equal(result.numpy(), wanted)
 
 
@@ -81,6 +88,15 @@ def test_32_bytes_take_four_conversions_and_three_packs() -> None:
     found = _instructions("a zero", HASWELL)
     assert (found["vcvtps2dq"], found["vpackssdw"], found["vpackuswb"]) == (4, 2, 1)
     assert (found["vminps"], found["vmaxps"], found["vroundps"]) == (4, 0, 4)
+
+
+def test_a_lower_bound_costs_one_instruction_a_register_of_results() -> None:
+    found = _instructions("two bytes", HASWELL)
+    assert (found["vminps"], found["vcvtps2dq"], found["vpackssdw"], found["vpmaxsw"]) == (4, 4, 2, 2)
+    assert (found["vmaxps"], found["vpmaxsd"]) == (0, 0)
+    found = _instructions("floats", HASWELL)
+    assert (found["vminps"], found["vroundps"], found["vmaxps"]) == (4, 4, 4)
+    assert (found["vcvtps2dq"], found["vcvtdq2ps"]) == (0, 0)
 
 
 def test_arm_converts_as_before() -> None:
