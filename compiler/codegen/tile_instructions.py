@@ -1,5 +1,7 @@
 """Use AMX's instructions, which work on tiles that a thread has to configure.
 
+Sums stay in tiles through all loops along the reduction.
+
 A kernel calls functions in LLVM's IR. They name the tile registers, because LLVM would otherwise configure
 tiles in every function that uses them, and this sets all tiles to zero.
 """
@@ -7,7 +9,7 @@ tiles in every function that uses them, and this sets all tiles to zero.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -20,9 +22,12 @@ from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all
 from search.sketches.tile_products import ROW_BYTES, SIDE, TILE_ROWS, TileProduct, tile_product
 
-# The prefixes of the functions that multiply and that configure tiles, and the function that releases
-# tiles.
-_MULTIPLY, _CONFIGURE, _RELEASE = "tunefarm_", "tunefarm_tiles_", "tunefarm_release_tiles"
+# The prefix of calls that add a product to sums in memory. Three calls replace each: functions with these
+# prefixes load sums into tiles, add products to them, and store them.
+_MULTIPLY = "tunefarm_multiply_"
+_LOAD, _ADD, _STORE = "tunefarm_load_", "tunefarm_add_", "tunefarm_store_"
+# The prefix of functions that configure tiles, and the function that releases them.
+_CONFIGURE, _RELEASE = "tunefarm_tiles_", "tunefarm_release_tiles"
 # The numbers of the first tile of rows and of the first tile of columns. Tiles of sums have lower numbers.
 _ROWS, _COLUMNS = SIDE * SIDE, SIDE * SIDE + SIDE
 _PALETTE = 1
@@ -44,24 +49,27 @@ def use_tiles(module: tvm.IRModule) -> tvm.IRModule:
     """Configure tiles around the loops that multiply them, and add the functions in LLVM's IR.
 
         for i in T.parallel(8):
-            amx_32x32x4x64_tdpbusd(...)
+            for k in range(3):
+                multiply_amx_32x32x4x64_tdpbusd(sums[i], ...)
     ->
         with T.attr("pragma_parallel_launch_point"):    # what follows is done by each thread
             tiles_32x32x64()
             for i in T.parallel(8):
-                amx_32x32x4x64_tdpbusd(...)
+                load_amx_32x32x4x64_tdpbusd(sums[i], ...)
+                for k in range(3):
+                    add_amx_32x32x4x64_tdpbusd(...)
+                store_amx_32x32x4x64_tdpbusd(sums[i], ...)
             release_tiles()
     """
     return rewrite_prim_funcs(module, _rewrite)
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    calls = tile_calls(function.body)
-    if not calls:
+    if not tile_calls(function.body):
         return function
-    products = {product.name: product for _, product in calls}
-    body = _configured(function.body)
-    texts = [_multiplying(product) for product in products.values()]
+    products = {product.name: product for _, product in tile_calls(function.body)}
+    body = _sums_in_tiles(_configured(function.body))
+    texts = [text for product in products.values() for text in _functions(product)]
     configurations = {_configuration(product): product for product in products.values()}
     texts += [_configuring(product) for product in configurations.values()]
     for text in [*texts, _RELEASING]:
@@ -69,16 +77,62 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     return function.with_body(body)
 
 
-def tile_calls(statement: Any) -> list[tuple[Call, TileProduct]]:
-    """Return all calls that multiply tiles, with their products."""
+def tile_calls(
+    statement: Any, prefixes: Sequence[str] = (_MULTIPLY, _LOAD, _ADD, _STORE)
+) -> list[tuple[Call, TileProduct]]:
+    """Return all calls that multiply, load or store tiles, with their products."""
     found = []
     for call in find_all(statement, Call):
         name = call.args[0] if call.args else None
-        if isinstance(name, StringImm) and str(name.value).startswith(_MULTIPLY):
-            product = tile_product(str(name.value).removeprefix(_MULTIPLY))
-            if product is not None:
-                found.append((call, product))
+        if isinstance(name, StringImm):
+            for prefix in prefixes:
+                product = tile_product(str(name.value).removeprefix(prefix))
+                if product is not None:
+                    found.append((call, product))
     return found
+
+
+def _sums_in_tiles(body: Any) -> Any:
+    """Load sums before the outermost loop that adds only to them, and store them after it."""
+    loops = [loop for loop in find_all(body, For) if _added(loop) is not None]
+    inside = [inner for loop in loops for inner in find_all(loop.body, For)]
+    outermost = [loop for loop in loops if not any(loop.same_as(one) for one in inside)]
+    alone = [call for loop in outermost for call, _ in tile_calls(loop)]
+
+    def split(statement: Any) -> Any:
+        if isinstance(statement, For):
+            is_whole = any(statement.same_as(loop) for loop in outermost)
+        else:
+            is_whole = not any(statement.value.same_as(call) for call in alone)
+        found = tile_calls(statement, [_MULTIPLY])
+        if not found or not is_whole:
+            return statement
+        ((call, product),) = found
+        sums, operands = call.args[1:3], call.args[3:]
+
+        def part(prefix: str, arguments: Any) -> Evaluate:
+            return Evaluate(tirx.call_extern("int32", prefix + product.name, *arguments))
+
+        added = tvm_ffi.structural_map(
+            statement, (Evaluate, lambda one: part(_ADD, operands) if tile_calls(one) else one)
+        )
+        return SeqStmt([part(_LOAD, sums), added, part(_STORE, sums)])
+
+    return tvm_ffi.structural_map(body, ((For, Evaluate), split))
+
+
+def _added(loop: For) -> Call | None:
+    """Return the only call in a nest of loops, if it multiplies tiles and always adds to the same sums."""
+    variables, statement = [], loop
+    while isinstance(statement, For) and statement.kind != ForKind.PARALLEL:
+        variables.append(statement.loop_var)
+        statement = statement.body
+    calls = tile_calls(statement) if isinstance(statement, Evaluate) else []
+    if not calls:
+        return None
+    call = calls[0][0]
+    used = find_all(call.args[1], tirx.Var)
+    return None if any(one.same_as(variable) for one in used for variable in variables) else call
 
 
 def _configured(body: Any) -> Any:
@@ -202,19 +256,15 @@ define linkonce_odr hidden i32 @{name}() #0 {{
 {_ATTRIBUTES}"""
 
 
-def _multiplying(product: TileProduct) -> str:
-    """Return the function that adds a product to sums, in LLVM's IR.
+def _functions(product: TileProduct) -> list[str]:
+    """Return the functions, in LLVM's IR, that load sums into tiles, that add a product to them, and that
+    store them.
 
     In memory, a step's columns begin where the previous step's columns end.
     """
     tiles = _sums_tiles(product)
-    rows, lanes = range(len(product.row_tiles)), range(len(product.lane_tiles))
     row_bytes, columns_stride = product.each * _item_bytes(product), 4 * product.lanes
     step_bytes = product.each // product.column_depth * columns_stride
-
-    def move(instruction: str, tile: int, pointer: str, stride: str | int) -> str:
-        return f"  call void @llvm.x86.{instruction}(i8 {tile}, ptr {pointer}, i64 {stride})"
-
     places = [
         line
         for tile, row, lane in tiles
@@ -224,52 +274,60 @@ def _multiplying(product: TileProduct) -> str:
             f"  %sums{tile} = getelementptr i8, ptr %row{tile}, i64 {lane * ROW_BYTES}",
         )
     ]
-    loads = [
-        line
-        for row in rows
-        for line in (
-            f"  %down{row} = mul i64 %rows_stride, {row * TILE_ROWS}",
-            f"  %first{row} = getelementptr i8, ptr %rows, i64 %down{row}",
-            f"  %rows{row} = getelementptr i8, ptr %first{row}, i64 %along_rows",
-            move("tileloadd64", _ROWS + row, f"%rows{row}", "%rows_stride"),
-        )
-    ]
-    loads += [
-        line
-        for lane in lanes
-        for line in (
-            f"  %columns{lane} = getelementptr i8, ptr %step_columns, i64 {lane * ROW_BYTES}",
-            move("tileloadd64", _COLUMNS + lane, f"%columns{lane}", columns_stride),
-        )
-    ]
-    products = [
-        f"  call void @llvm.x86.{product.instruction}(i8 {tile}, i8 {_ROWS + row}, i8 {_COLUMNS + lane})"
-        for tile, row, lane in tiles
-    ]
-    lines = [
-        "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
-        "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
-        f"declare void @llvm.x86.{product.instruction}(i8 immarg, i8 immarg, i8 immarg)",
-        f"define linkonce_odr hidden i32 @{_MULTIPLY}{product.name}"
-        "(ptr %sums, i64 %sums_stride, ptr %rows, i64 %rows_stride, ptr %columns) #0 {",
-        "start:",
-        *places,
-        *(move("tileloadd64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles),
+    sums = "ptr %sums, i64 %sums_stride"
+    loads = [_move("tileloadd64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles]
+    stores = [_move("tilestored64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles]
+    steps = [
         "  br label %loop",
         "loop:",
         "  %step = phi i64 [0, %start], [%next, %loop]",
         f"  %along_rows = mul i64 %step, {row_bytes}",
         f"  %along_columns = mul i64 %step, {step_bytes}",
         "  %step_columns = getelementptr i8, ptr %columns, i64 %along_columns",
-        *loads,
-        *products,
+        *_step(product, columns_stride),
         "  %next = add i64 %step, 1",
         f"  %goes_on = icmp ult i64 %next, {product.steps}",
         "  br i1 %goes_on, label %loop, label %end",
         "end:",
-        *(move("tilestored64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles),
-        "  ret i32 0",
-        "}",
-        _ATTRIBUTES,
     ]
-    return "\n".join(lines)
+    operands = "ptr %rows, i64 %rows_stride, ptr %columns"
+    return [
+        _function(_LOAD + product.name, sums, ["tileloadd64"], [*places, *loads]),
+        _function(_ADD + product.name, operands, ["tileloadd64", product.instruction], steps),
+        _function(_STORE + product.name, sums, ["tilestored64"], [*places, *stores]),
+    ]
+
+
+def _step(product: TileProduct, columns_stride: int) -> list[str]:
+    """Return the instructions of a step. Each operand is loaded just before the first product with it."""
+    lines: list[str] = []
+    for tile, row, lane in _sums_tiles(product):
+        if lane == 0:
+            lines += [
+                f"  %down{row} = mul i64 %rows_stride, {row * TILE_ROWS}",
+                f"  %first{row} = getelementptr i8, ptr %rows, i64 %down{row}",
+                f"  %rows{row} = getelementptr i8, ptr %first{row}, i64 %along_rows",
+                _move("tileloadd64", _ROWS + row, f"%rows{row}", "%rows_stride"),
+            ]
+        if row == 0:
+            lines += [
+                f"  %columns{lane} = getelementptr i8, ptr %step_columns, i64 {lane * ROW_BYTES}",
+                _move("tileloadd64", _COLUMNS + lane, f"%columns{lane}", columns_stride),
+            ]
+        operands = f"i8 {tile}, i8 {_ROWS + row}, i8 {_COLUMNS + lane}"
+        lines.append(f"  call void @llvm.x86.{product.instruction}({operands})")
+    return lines
+
+
+def _move(instruction: str, tile: int, pointer: str, stride: str | int) -> str:
+    return f"  call void @llvm.x86.{instruction}(i8 {tile}, ptr {pointer}, i64 {stride})"
+
+
+def _function(name: str, parameters: str, instructions: list[str], lines: list[str]) -> str:
+    types = {"tileloadd64": "i8 immarg, ptr, i64", "tilestored64": "i8 immarg, ptr, i64"}
+    declared = [
+        f"declare void @llvm.x86.{one}({types.get(one, 'i8 immarg, i8 immarg, i8 immarg')})"
+        for one in instructions
+    ]
+    head = f"define linkonce_odr hidden i32 @{name}({parameters}) #0 {{"
+    return "\n".join([*declared, head, "start:", *lines, "  ret i32 0", "}", _ATTRIBUTES])

@@ -16,7 +16,7 @@ with
 A vector of columns that is widened takes as long as half of a multiply-add. A step of a block of packed
 weights has the dot products of the whole block, and those that add up its rows.
 A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
-stores.
+stores, which stay in tiles along the reduction.
 A block of halves (search.sketches.half_products) is converted and added to sums of float32. Where these lack
 registers, they are loaded and stored for every block.
 The node takes as many steps as it has iterations, minus those that add known zeros (search.cost.sparsity).
@@ -91,7 +91,9 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
         # Sums are in tiles, so no vector registers are missing.
         spills = np.zeros_like(spills)
         products = body.tile.prod(axis=0, dtype=np.float64) / (product.tall * product.lanes)
-        step = products * _product_cycles(product, parameters) / product.steps
+        # The sums of one product stay in tiles while the loops go along the reduction.
+        kept = np.where(products == 1, body.chain, product.steps)
+        step = products * _product_cycles(product, kept, parameters)
     return {
         "vector_width": body.width.astype(np.float64),
         "vector_waste": body.instructions * body.lanes / body.width,
@@ -103,16 +105,17 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     }
 
 
-def _product_cycles(product: TileProduct, parameters: CostParameters) -> float:
-    """Return the cycles of an intrinsic of AMX: its instructions, or the loads of their operands if these
-    take longer, and the loads and stores of its sums. Every row of a tile is loaded or stored by itself.
+def _product_cycles(product: TileProduct, kept: Floats, parameters: CostParameters) -> Floats:
+    """Return the cycles of a step of AMX: its instructions, or the loads of their operands if these take
+    longer, and its share of the loads and stores of the sums, which stay in tiles for `kept` steps. Every row
+    of a tile is loaded or stored by itself.
     """
     tiles = len(product.row_tiles) * len(product.lane_tiles)
     one = AMX_VECTOR_BYTES * TILE_ROWS * SUMS / parameters.device.vector_bytes
     multiplied = tiles * one / parameters.issue_of(product.rate)
     loaded = product.tall + len(product.lane_tiles) * product.each / product.column_depth
     sums = product.tall * len(product.lane_tiles)
-    return product.steps * max(multiplied, loaded / parameters.loads) + sums / parameters.loads + sums
+    return max(multiplied, loaded / parameters.loads) + (sums / parameters.loads + sums) / kept
 
 
 @dataclass(frozen=True)

@@ -284,12 +284,37 @@ def _calls(products: Sequence[TileProduct], kind: ForKind) -> tirx.PrimFunc:
 
 def _configurations(statement: Any) -> list[str]:
     text = str(statement)
-    return re.findall(r'"tunefarm_(tiles_\w+|amx_\w+|release_tiles)"', text)
+    return re.findall(r'"tunefarm_(tiles_\w+|(?:load|add|store)_amx_\w+|release_tiles)"', text)
+
+
+def _parts(product: TileProduct) -> list[str]:
+    return [f"{part}_{product.name}" for part in ("load", "add", "store")]
+
+
+def test_sums_stay_in_tiles_through_loops_along_the_reduction() -> None:
+    """
+    for i in range(4):
+        for k, l in T.grid(3, 2): multiply(sums[64 * i], rows[k], columns[l])
+    ->
+        load(sums[64 * i])
+        for k, l in T.grid(3, 2): add(rows[k], columns[l])
+        store(sums[64 * i])
+    """
+    data = tirx.decl_buffer((4096,), "int32", "data")
+    i, k, column = (tirx.Var(name, "int32") for name in ("i", "k", "l"))
+    sums, rows, columns = (data.access_ptr("rw", offset=place) for place in (64 * i, k, column))
+    statement: Any = Evaluate(multiply_tiles(SMALL, sums, 64, rows, 64, columns))
+    for variable, extent in ((column, 2), (k, 3), (i, 4)):
+        statement = For(variable, 0, extent, ForKind.SERIAL, statement)
+    body = use_tiles(tvm.IRModule({"main": tirx.PrimFunc([data], statement)}))["main"].body
+    inner, middle, outer = find_all(body, For)
+    assert _configurations(outer.body) == _parts(SMALL)
+    assert _configurations(middle) == _configurations(inner) == _parts(SMALL)[1:2]
 
 
 def test_threads_configure_their_tiles_once() -> None:
     body = use_tiles(tvm.IRModule({"main": _calls([SMALL], ForKind.PARALLEL)}))["main"].body
-    assert _configurations(body) == ["tiles_8x16x16", "amx_8x16x1x16_tdpbusd", "release_tiles"]
+    assert _configurations(body) == ["tiles_8x16x16", *_parts(SMALL), "release_tiles"]
     (launch,) = (one for one in find_all(body, AttrStmt) if one.attr_key == "pragma_parallel_launch_point")
     assert _configurations(launch.body) == _configurations(body)
     assert "tiles_8x16x16" not in _configurations(find_all(body, For)[0])
@@ -299,8 +324,8 @@ def test_a_loop_of_two_sizes_configures_each_of_them() -> None:
     body = use_tiles(tvm.IRModule({"main": _calls([SMALL, LARGE], ForKind.PARALLEL)}))["main"].body
     (loop,) = find_all(body, For)
     assert _configurations(loop) == [
-        *("tiles_8x16x16", "amx_8x16x1x16_tdpbusd", "release_tiles"),
-        *("tiles_32x32x64", "amx_32x32x2x64_tdpbusd", "release_tiles"),
+        *("tiles_8x16x16", *_parts(SMALL), "release_tiles"),
+        *("tiles_32x32x64", *_parts(LARGE), "release_tiles"),
     ]
 
 
