@@ -51,8 +51,8 @@ from tests import services
 WORKERS, QUICK_WORKERS = 1000, 100
 # The workers of a device class share one job.
 CLASS_SIZE = 20
-# The duration of a trial: 1,000 workers then offer 2,222 trials a second.
-TRIAL_S = 0.45
+# The duration of a trial: 1,000 workers, or 100 with --quick, then offer 2,222 trials a second.
+TRIAL_S, QUICK_TRIAL_S = 0.45, 0.045
 STORED_AIM, LEASE_AIM_MS = 2000.0, 100.0
 # The length of a real trace of a tiled convolution.
 TRACE_CHARS = 3000
@@ -62,8 +62,8 @@ SLOWEST_CALLS = 40.0
 # An upper bound of the trials that one worker stores in a second when it doesn't wait.
 FASTEST = 4000.0
 # All workers work for this long before counting begins: a fleet's first leases are small, so calls queue at
-# first.
-WARM_UP_S, WARM_UP_ALONE_S = 30.0, 5.0
+# first. The leases of --quick are shorter.
+WARM_UP_S, WARM_UP_ALONE_S, QUICK_WARM_UP_S = 30.0, 5.0, 5.0
 # With schedulers: a job for each class, and more trials offered than they plan.
 PLANNED_WORKERS, PLANNED_CLASS_SIZE = 80, 20
 PLANNED_TRIALS = 1_000_000
@@ -79,7 +79,8 @@ class ScaleError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """`workers` on `servers`, measured for `seconds` after `warm_up_s`; a trial takes `trial_s`.
+    """`workers` on `servers`, measured after `warm_up_s` for `seconds`, or for longer if fewer than
+    MIN_LEASES are likely by then; a trial takes `trial_s`.
 
     Without `schedulers`, the trials are there before.
     """
@@ -94,6 +95,11 @@ class Load:
     @property
     def classes(self) -> int:
         return -(-self.workers // (PLANNED_CLASS_SIZE if self.schedulers else CLASS_SIZE))
+
+    @property
+    def lasts_s(self) -> float:
+        """The seconds of the measurement: at least as long as twice MIN_LEASES take on these devices."""
+        return max(self.seconds, 2 * MIN_LEASES * lease_s(self.trial_s) / self.workers)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = measure_planned(workers, args.seconds, args.servers, args.schedulers)
         else:
             workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
-            found = measure(workers, args.seconds)
+            trial_s, warm_up_s = (QUICK_TRIAL_S, QUICK_WARM_UP_S) if args.quick else (TRIAL_S, WARM_UP_S)
+            found = measure(workers, args.seconds, trial_s, warm_up_s)
     except (ScaleError, services.Missing) as error:
         output.fail(error)
         return 1
@@ -138,17 +145,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(workers: int, seconds: float) -> list[Figure]:
+def measure(workers: int, seconds: float, trial_s: float, warm_up_s: float) -> list[Figure]:
     """Measure the four loads and return their figures. Raises ScaleError, Missing."""
+    all_of_them = Load(workers, seconds, warm_up_s, trial_s)
     with _backends() as under:
-        busy = under("busy", Load(workers, seconds, WARM_UP_S, TRIAL_S))
-        alone = under("alone", Load(1, seconds, WARM_UP_ALONE_S, 0.0))
+        busy = under("busy", all_of_them)
+        alone = under("alone", Load(1, seconds, min(warm_up_s, WARM_UP_ALONE_S), 0.0))
         if busy.stored == 0:
             raise ScaleError("nothing was stored: measure for longer")
         # Calls queue where more is offered than can be stored, so leases are timed at half of that, too.
-        half = under("half", Load(workers, seconds, WARM_UP_S, max(2 * workers / busy.a_second, TRIAL_S)))
-        two = under("two", Load(workers, seconds, WARM_UP_S, TRIAL_S, servers=2))
-    return figures_of(workers, busy, alone, half, two)
+        half = under("half", replace(all_of_them, trial_s=max(2 * workers / busy.a_second, trial_s)))
+        two = under("two", replace(all_of_them, servers=2))
+    return figures_of(all_of_them, busy, alone, half, two)
 
 
 def measure_planned(workers: int, seconds: float, servers: int, schedulers: int) -> list[Figure]:
@@ -237,17 +245,18 @@ def run_load(backends: Backends, load: Load, folder: Path) -> FleetStats:
 
 
 def figures_of(
-    workers: int, busy: FleetStats, alone: FleetStats, half: FleetStats, two: FleetStats
+    load: Load, busy: FleetStats, alone: FleetStats, half: FleetStats, two: FleetStats
 ) -> list[Figure]:
-    """Return the figures of four loads. `busy`: all workers at the pace of devices. `alone`: one worker
-    without waiting. `half`: all workers offering half of what is stored. `two`: all workers on two servers.
+    """Return the figures of four loads. `busy`: all workers at the pace of devices, which is `load`. `alone`:
+    one worker without waiting. `half`: all workers offering half of what is stored. `two`: all workers on
+    two servers.
     """
     lease_ms = {rank: f"one worker: {figures.number(1e3 * _percentile(alone, rank))} ms" for rank in (50, 99)}
-    everyone = f"{workers} workers"
-    offered = f"{everyone}, {workers / TRIAL_S:.0f} trials offered a second"
+    everyone, offers = f"{load.workers} workers", load.workers / load.trial_s
+    offered = f"{everyone}, {offers:.0f} trials offered a second"
     fewer = f"{everyone}, {half.a_second:.0f} trials stored a second"
     # Fewer workers don't offer enough to reach the aim.
-    aim = at_least(STORED_AIM) if workers / TRIAL_S >= STORED_AIM else None
+    aim = at_least(STORED_AIM) if offers >= STORED_AIM else None
     one = f"one worker: {figures.number(alone.a_second)} /s"
     slow, median, soon = 1e3 * _percentile(busy, 99), 1e3 * _percentile(half, 50), 1e3 * _percentile(half, 99)
     late = float(sum(seen.late for seen in (busy, alone, half, two)))
@@ -336,7 +345,7 @@ def _trials_needed(load: Load) -> int:
     per_second = load.workers * (FASTEST if load.trial_s == 0.0 else 1.0 / load.trial_s)
     one_s = lease_s(load.trial_s)
     begins_s = max(load.workers / SLOWEST_CALLS, SPREAD * one_s) + load.warm_up_s
-    lasts_s = begins_s + load.seconds + one_s
+    lasts_s = begins_s + load.lasts_s + one_s
     return int(per_second * lasts_s / load.classes)
 
 
@@ -395,7 +404,7 @@ def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> 
     options = {
         "--workers": load.workers,
         "--classes": load.classes,
-        "--seconds": load.seconds,
+        "--seconds": load.lasts_s,
         "--warm-up-s": load.warm_up_s,
         "--trial-s": load.trial_s,
     }
@@ -421,7 +430,8 @@ def _percentile(seen: FleetStats, rank: int) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("benchmarks.scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
+    quick = f"{QUICK_WORKERS} workers with short trials instead of {WORKERS}, in less than ten minutes"
+    parser = command_parser("benchmarks.scale", __doc__, quick)
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument(
         "--servers", type=positive, default=1, help="with --schedulers: measure with up to this many [1]"

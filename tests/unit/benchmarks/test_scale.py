@@ -19,6 +19,8 @@ from benchmarks.simulated_workers import (
 )
 from proto import fleet_pb2 as pb
 
+ALL = Load(workers=1000, seconds=10.0, warm_up_s=0.0, trial_s=0.45)
+
 
 def seen(stored: int, slowest_s: float) -> FleetStats:
     used = {"server 1": 8.0, "PostgreSQL": 5.0, "Redis": 0.1, OURS: 1.0}
@@ -28,7 +30,7 @@ def seen(stored: int, slowest_s: float) -> FleetStats:
 def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> None:
     late = replace(seen(12_000, 0.03), late=7)
     two = replace(seen(30_000, 0.08), late=2)
-    found = figures_of(1000, seen(25_000, 0.15), seen(4_000, 0.012), late, two)
+    found = figures_of(ALL, seen(25_000, 0.15), seen(4_000, 0.012), late, two)
     assert [(one.value, one.unit, one.reached) for one in found] == [
         (2500.0, "/s", True),
         (pytest.approx(150.0), "ms", False),
@@ -51,7 +53,17 @@ def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> Non
 def test_too_few_leases_are_no_measurement() -> None:
     few = FleetStats(10.0, 100, 100, [0.01] * 50)
     with pytest.raises(ScaleError, match="only 50 leases"):
-        figures_of(1000, few, few, few, few)
+        figures_of(ALL, few, few, few, few)
+
+
+@pytest.mark.parametrize(
+    ("workers", "trial_s", "lasts_s"),
+    [(100, 0.45, 40.0), (100, 0.045, 15.0), (1000, 0.45, 15.0), (1, 0.0, 15.0)],
+)
+def test_a_measurement_lasts_for_twice_the_leases_that_it_needs(
+    workers: int, trial_s: float, lasts_s: float
+) -> None:
+    assert Load(workers, seconds=15.0, warm_up_s=0.0, trial_s=trial_s).lasts_s == pytest.approx(lasts_s)
 
 
 @pytest.mark.parametrize(
