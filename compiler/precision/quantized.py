@@ -59,8 +59,10 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
         gv = matmul(lv, lv1)
     ->
         lv = matmul(x, w, out_dtype="int32")
-        lv1 = subtract(lv, zx * sum(w, axis=0))
-        gv = multiply(astype(lv1, "float32"), sx * sw)
+        lv1 = multiply(astype(lv, "float32"), sx * sw)
+        gv = add(lv1, -zx * sum(w, axis=0) * sx * sw)
+
+    That constant and a following bias become one. Sums beyond 2^24 are rounded, by far less than a step.
 
     Other quantize and dequantize operators become elementwise operators, which TVM fuses and
     `compiler.precision.requantization` shortens.
@@ -168,6 +170,7 @@ class _Integers(_Visitor):
     def __init__(self, mod: tvm.IRModule, products: _Products) -> None:
         super().__init__(mod)
         self._products = products
+        self._scaled: set[relax.Var] = set()
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
@@ -178,6 +181,8 @@ class _Integers(_Visitor):
             return self._quantized_again(call)
         if name in CONVOLUTIONS or name == "relax.matmul":
             return self._multiplied(call)
+        if name == "relax.add":
+            return self._biased(call)
         data = self._quantized(call.args[0]) if name in MOVES else None
         moved = None if data is None else self._moved(call, data)
         return call if moved is None else moved
@@ -196,17 +201,42 @@ class _Integers(_Visitor):
         if found is None:
             return call
         sums, offset = found
-        dtype = str(self.builder_.normalize(sums).ty.dtype)
-        if np.any(offset):
-            sums = relax.op.subtract(self.builder_.emit(sums), relax.const(offset.astype(dtype)))
-        if dtype != str(call.ty.dtype):
-            sums = relax.op.astype(self.builder_.emit(sums), str(call.ty.dtype))
+        sums = self.builder_.emit(sums)
+        summed, wanted = str(sums.ty.dtype), str(call.ty.dtype)
+        if is_integer and np.any(offset):
+            sums = self.builder_.emit(relax.op.subtract(sums, relax.const(offset.astype(summed))))
+        if summed != wanted:
+            sums = self.builder_.emit(relax.op.astype(sums, wanted))
         if is_integer:
             return sums
         scale = data.scale * other.scale
         shape = (1, -1, *[1] * (len(data.shape) - 2)) if is_convolution else scale.shape
         factor = scale.reshape(()) if scale.size == 1 else scale.reshape(shape)
-        return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
+        scaled = self.builder_.emit(relax.op.multiply(sums, relax.const(factor)))
+        self._scaled.add(scaled)
+        if not np.any(offset):
+            return scaled
+        shift = -offset.astype(np.float64) * factor
+        return relax.op.add(scaled, relax.const(shift.astype(np.float32)))
+
+    def _biased(self, call: Call) -> relax.Expr:
+        """Add a bias to the constant that corrects a product.
+
+            lv = add(multiply(astype(sums, "float32"), s), c)
+            gv = add(lv, bias)
+        ->
+            gv = add(multiply(astype(sums, "float32"), s), c + bias)
+        """
+        for value, other in (call.args, call.args[::-1]):
+            inner, bias = self._call(value, "relax.add"), self._constant(other)
+            if inner is None or bias is None or inner.args[0] not in self._scaled:
+                continue
+            shift = self._constant(inner.args[1])
+            if shift is not None and static_shape(inner) == static_shape(call):
+                with np.errstate(over="ignore"):
+                    total = (shift.astype(np.float64) + bias.astype(np.float64)).astype(np.float32)
+                return relax.op.add(inner.args[0], relax.const(total))
+        return call
 
     def _integers(self, expr: relax.Expr) -> _Quantized | None:
         """Return the bytes that hold an integer tensor, with the scale one.

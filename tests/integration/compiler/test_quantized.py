@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -243,6 +244,15 @@ def test_a_quantizer_leaves_no_multiplication_and_no_relu() -> None:
     assert ["relu" in name for name in names if "conv2d" in name] == [True]
 
 
+@needs_avx2
+@pytest.mark.parametrize("case", ["convolution", "dense"])
+def test_offset_and_bias_are_one_addition(case: str) -> None:
+    model, _ = CASES[case](Quantized("uint8", 121, largest=NARROW))
+    names = [task.name for task in extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))]
+    [(before, after)] = re.findall(r"(conv2d|matmul)_cast_multiply_add_(relu|tir_round)", " ".join(names))
+    assert (before, after) == {"convolution": ("conv2d", "relu"), "dense": ("matmul", "tir_round")}[case]
+
+
 INTEGER_OPERATORS = """<ir_version: 9, opset_import: ["" : 17]>
 model (float[1,8,6,6] x) => (float[1,16,16] y)
 <float s = {0.031}, float t = {0.047}, float ws = {0.0137}, uint8 z = {119}, int8 w0 = {0},
@@ -309,7 +319,9 @@ def test_a_depthwise_convolution_computes_in_floats_and_is_right() -> None:
 def test_without_such_instructions_the_operators_stay_as_they_were(case: str) -> None:
     model, _ = CASES[case](Quantized("uint8", 121))
     plain = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"nehalem"}'
-    dags = [read_dag(from_json(task.module_json)) for task in extract_tasks(fuse(read_onnx(model, {}), plain))]
+    dags = [
+        read_dag(from_json(task.module_json)) for task in extract_tasks(fuse(read_onnx(model, {}), plain))
+    ]
     sums = [dag.buffer[node.write.buffer].dtype for dag in dags for node in dag.nodes if node.reduction]
     assert sums == ["float32"]
 
