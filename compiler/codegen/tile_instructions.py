@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, StringImm
-from tvm.tirx import AttrStmt, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt
+from tvm.tirx import AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.tir_nodes import find_all
@@ -93,46 +93,69 @@ def tile_calls(
 
 
 def _sums_in_tiles(body: Any) -> Any:
-    """Load sums before the outermost loop that adds only to them, and store them after it."""
-    loops = [loop for loop in find_all(body, For) if _added(loop) is not None]
-    inside = [inner for loop in loops for inner in find_all(loop.body, For)]
-    outermost = [loop for loop in loops if not any(loop.same_as(one) for one in inside)]
-    alone = [call for loop in outermost for call, _ in tile_calls(loop)]
+    """Load sums before the outermost loops and sequences that add only to them, and store them after these.
 
-    def split(statement: Any) -> Any:
-        if isinstance(statement, For):
-            is_whole = any(statement.same_as(loop) for loop in outermost)
-        else:
-            is_whole = not any(statement.value.same_as(call) for call in alone)
-        found = tile_calls(statement, [_MULTIPLY])
-        if not found or not is_whole:
-            return statement
-        ((call, product),) = found
-        sums, operands = call.args[1:3], call.args[3:]
+        multiply(s, a, b)
+    ->
+        load(s); add(a, b); store(s)
 
-        def part(prefix: str, arguments: Any) -> Evaluate:
-            return Evaluate(tirx.call_extern("int32", prefix + product.name, *arguments))
+        load(s); add(a, b); store(s); load(s); add(c, d); store(s)
+    ->
+        load(s); add(a, b); add(c, d); store(s)
 
-        added = tvm_ffi.structural_map(
-            statement, (Evaluate, lambda one: part(_ADD, operands) if tile_calls(one) else one)
-        )
-        return SeqStmt([part(_LOAD, sums), added, part(_STORE, sums)])
-
-    return tvm_ffi.structural_map(body, ((For, Evaluate), split))
+        for k in range(3): load(s); add(a[k], b); store(s)
+    ->
+        load(s)
+        for k in range(3): add(a[k], b)
+        store(s)
+    """
+    return tvm_ffi.structural_map(body, [(Evaluate, _split), (SeqStmt, _joined), (For, _moved_out)])
 
 
-def _added(loop: For) -> Call | None:
-    """Return the only call in a nest of loops, if it multiplies tiles and always adds to the same sums."""
-    variables, statement = [], loop
-    while isinstance(statement, For) and statement.kind != ForKind.PARALLEL:
-        variables.append(statement.loop_var)
-        statement = statement.body
-    calls = tile_calls(statement) if isinstance(statement, Evaluate) else []
-    if not calls:
-        return None
-    call = calls[0][0]
-    used = find_all(call.args[1], tirx.Var)
-    return None if any(one.same_as(variable) for one in used for variable in variables) else call
+def _split(statement: Evaluate) -> Any:
+    found = tile_calls(statement, [_MULTIPLY])
+    if not found:
+        return statement
+    ((call, product),) = found
+    sums, operands = call.args[1:3], call.args[3:]
+    return SeqStmt(
+        [
+            Evaluate(tirx.call_extern("int32", prefix + product.name, *arguments))
+            for prefix, arguments in ((_LOAD, sums), (_ADD, operands), (_STORE, sums))
+        ]
+    )
+
+
+def _joined(sequence: SeqStmt) -> Any:
+    joined: list[Any] = []
+    for one in sequence.seq:
+        for part in one.seq if isinstance(one, SeqStmt) else [one]:
+            stored = _sums(joined[-1], _STORE) if joined else None
+            if stored is not None and tvm_ffi.structural_equal(stored, _sums(part, _LOAD)):
+                joined.pop()
+            else:
+                joined.append(part)
+    return SeqStmt(joined)
+
+
+def _moved_out(loop: For) -> Any:
+    if not isinstance(loop.body, SeqStmt) or loop.kind == ForKind.PARALLEL:
+        return loop
+    first, *inside, last = loop.body.seq
+    loaded = _sums(first, _LOAD)
+    is_alone = len(tile_calls(loop.body, [_LOAD])) == 1 and _sums(last, _STORE) is not None
+    if loaded is None or not is_alone or find_all(loop.body, BufferStore):
+        return loop
+    if any(used.same_as(loop.loop_var) for used in find_all(Evaluate(loaded), tirx.Var)):
+        return loop
+    body = inside[0] if len(inside) == 1 else SeqStmt(inside)
+    return SeqStmt([first, For(loop.loop_var, loop.min, loop.extent, loop.kind, body), last])
+
+
+def _sums(statement: Any, prefix: str) -> Any:
+    """Return the pointer to the sums that a statement loads or stores; None for others."""
+    found = tile_calls(statement, [prefix]) if isinstance(statement, Evaluate) else []
+    return found[0][0].args[1] if found else None
 
 
 def _configured(body: Any) -> Any:

@@ -73,27 +73,30 @@ class DotProducts:
         return computed
 
 
-def describe_tile(tall: int, lanes: int, depth: int, each: int, types: tuple[str, str, str]) -> Any:
-    """Return the description c[tall, lanes] += a[tall, depth] . b[depth // each, lanes, each].
+def describe_tile(
+    tall: int, lanes: int, depth: int, each: int, types: tuple[str, str, str], stride: int = 1
+) -> Any:
+    """Return the description c[tall, lanes] += a[::stride][tall, depth] . b[depth // each, lanes, each].
 
     `types` are the element types of `a`, `b` and `c`.
     """
     rows, columns, total = types
+    read = (tall - 1) * stride + 1
 
     @T.prim_func(s_tir=True)
     def described(a: T.handle, b: T.handle, c: T.handle) -> None:
         a_stride = T.int32()
         c_stride = T.int32()
-        A = T.match_buffer(a, (tall, depth), rows, offset_factor=1, strides=[a_stride, 1])  # noqa: N806
+        A = T.match_buffer(a, (read, depth), rows, offset_factor=1, strides=[a_stride, 1])  # noqa: N806
         B = T.match_buffer(b, (depth // each, lanes, each), columns, offset_factor=1)  # noqa: N806
         C = T.match_buffer(c, (tall, lanes), total, offset_factor=1, strides=[c_stride, 1])  # noqa: N806
         with T.sblock("root"):
-            T.reads(C[0:tall, 0:lanes], A[0:tall, 0:depth], B[0 : depth // each, 0:lanes, 0:each])
+            T.reads(C[0:tall, 0:lanes], A[0:read, 0:depth], B[0 : depth // each, 0:lanes, 0:each])
             T.writes(C[0:tall, 0:lanes])
             for i, j, k in T.grid(tall, lanes, depth):
                 with T.sblock("update"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], total) * T.cast(
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vi * stride, vk], total) * T.cast(
                         B[vk // each, vj, vk % each], total
                     )
 

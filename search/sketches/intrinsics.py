@@ -18,6 +18,7 @@ sequences of instructions that multiply blocks of packed weights.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
 from search.sketches.tile_products import (
     INSTRUCTIONS,
+    STRIDES,
     TileProduct,
     fitting_product,
     neighbours_of,
@@ -158,13 +160,13 @@ def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | BlockPro
 
 def best_tile_product(dag: Dag, node: Node, device: Device) -> TileProduct | None:
     """Return the device's largest product of tiles that matches the node."""
-    for name, instruction in INSTRUCTIONS.items():
+    for (name, instruction), stride in itertools.product(INSTRUCTIONS.items(), STRIDES):
         if set(instruction.features) <= set(device.features):
-            least = TileProduct(1, neighbours_of(name), 1, neighbours_of(name), name)
+            least = TileProduct(1, neighbours_of(name), 1, neighbours_of(name), name, stride)
             roles = match_roles(dag, node, least)
             if roles is not None:
                 rows, lanes, depth = (node.axes[axis].extent for axis in roles.extents)
-                return fitting_product(rows, lanes, depth, name)
+                return fitting_product(rows, lanes, depth, name, stride)
     return None
 
 
@@ -190,7 +192,7 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic | TileProduct) -> Rol
         if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
             extents = {lane: intrinsic.lanes, depth: intrinsic.depth}
             if intrinsic.tall > 1 or isinstance(intrinsic, TileProduct):
-                row = _row_axis(node, rows, columns)
+                row = _row_axis(node, rows, columns, getattr(intrinsic, "stride", 1))
                 if row is None or node.axes[row].extent % intrinsic.tall:
                     continue
                 extents = {row: intrinsic.tall, **extents}
@@ -231,8 +233,10 @@ def _contiguous_axis(access: BufferAccess) -> int | None:
     return None if any(axis in index.axes for index in outer) else axis
 
 
-def _row_axis(node: Node, rows: BufferAccess, columns: BufferAccess) -> int | None:
-    """Return the spatial axis whose neighbours are neighbouring rows, of the operand and of the result."""
+def _row_axis(node: Node, rows: BufferAccess, columns: BufferAccess, stride: int) -> int | None:
+    """Return the spatial axis whose neighbours are neighbouring rows of the result, and rows of the operand
+    that are `stride` apart.
+    """
     if min(len(rows.indices), len(node.write.indices)) < 2:
         return None
     written = node.write.indices[-2]
@@ -240,7 +244,7 @@ def _row_axis(node: Node, rows: BufferAccess, columns: BufferAccess) -> int | No
         return None
     axis = written.terms[0].axis
     steps = [term for index in rows.indices for term in index.terms if term.axis == axis]
-    is_next = len(steps) == 1 and steps[0] in rows.indices[-2].terms and steps[0][1:] == (1, 1)
+    is_next = len(steps) == 1 and steps[0] in rows.indices[-2].terms and steps[0][1:] == (stride, 1)
     return axis if is_next and rows.indices[-2].affine and axis not in columns.axes else None
 
 

@@ -23,6 +23,8 @@ MAX_ROWS, MAX_LANES = SIDE * TILE_ROWS, SIDE * SUMS
 MIN_ROWS, MIN_LANES, MIN_GROUPS = 4, 8, 4
 # With more steps, the operands of an intrinsic don't fit the L1 cache.
 MAX_STEPS = 16
+# The distances of rows that convolutions have.
+STRIDES = (1, 2)
 
 
 class TileInstruction(NamedTuple):
@@ -41,22 +43,27 @@ INSTRUCTIONS = {
     "tdpbuud": TileInstruction("uint8", "uint8", "int32", ("amx_int8", "amx_tile")),
     "tdpbf16ps": TileInstruction("bfloat16", "bfloat16", "float32", ("amx_bf16", "amx_tile")),
 }
-_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)x(\d+)_({'|'.join(INSTRUCTIONS)})")
+_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)x(\d+)(?:_by(\d+))?_({'|'.join(INSTRUCTIONS)})")
 
 
 @dataclass(frozen=True)
 class TileProduct:
-    """An intrinsic of `tall` rows and `lanes` columns. Each of its `steps` adds `each` products to a sum."""
+    """An intrinsic of `tall` rows and `lanes` columns. Each of its `steps` adds `each` products to a sum.
+
+    It reads every row of its operand that is a multiple of `stride`, as convolutions with strides do.
+    """
 
     tall: int
     lanes: int
     steps: int
     each: int
     instruction: str
+    stride: int = 1
 
     @property
     def name(self) -> str:
-        return f"amx_{self.tall}x{self.lanes}x{self.steps}x{self.each}_{self.instruction}"
+        by = f"_by{self.stride}" if self.stride > 1 else ""
+        return f"amx_{self.tall}x{self.lanes}x{self.steps}x{self.each}{by}_{self.instruction}"
 
     @property
     def types(self) -> TileInstruction:
@@ -113,11 +120,14 @@ def tile_product(name: str) -> TileProduct | None:
     if found is None:
         return None
     tall, lanes, steps, each = map(int, found.groups()[:4])
-    return TileProduct(tall, lanes, steps, each, found.group(5))
+    return TileProduct(tall, lanes, steps, each, found.group(6), int(found.group(5) or 1))
 
 
-def fitting_product(rows: int, lanes: int, depth: int, instruction: str) -> TileProduct | None:
-    """Return the largest intrinsic that divides these extents; None if only small ones do.
+def fitting_product(
+    rows: int, lanes: int, depth: int, instruction: str, stride: int = 1
+) -> TileProduct | None:
+    """Return the largest intrinsic of rows with this stride that divides these extents; None if only small
+    ones do.
 
     Lanes and depth are multiples of the instruction's neighbours.
     """
@@ -130,7 +140,7 @@ def fitting_product(rows: int, lanes: int, depth: int, instruction: str) -> Tile
     if tall < MIN_ROWS or wide < MIN_LANES or groups < MIN_GROUPS:
         return None
     each = groups * neighbours
-    return TileProduct(tall, wide, _largest_divisor(depth // each, MAX_STEPS), each, instruction)
+    return TileProduct(tall, wide, _largest_divisor(depth // each, MAX_STEPS), each, instruction, stride)
 
 
 def _largest_divisor(extent: int, limit: int) -> int:

@@ -107,6 +107,7 @@ CASES = {
     "tdpbf16ps": _matmul(50, 40, 96, *HALVES),
     "convolution": _conv(9, 32, 24, 3, 1, "uint8", "int8", "int32"),
     "convolution of bfloat16": _conv(9, 16, 24, 3, 1, *HALVES),
+    "every second row": _conv(14, 32, 24, 3, 2, "uint8", "int8", "int32"),
 }
 
 
@@ -291,25 +292,34 @@ def _parts(product: TileProduct) -> list[str]:
     return [f"{part}_{product.name}" for part in ("load", "add", "store")]
 
 
-def test_sums_stay_in_tiles_through_loops_along_the_reduction() -> None:
+def test_sums_stay_in_tiles_along_the_reduction() -> None:
     """
     for i in range(4):
-        for k, l in T.grid(3, 2): multiply(sums[64 * i], rows[k], columns[l])
+        for k in range(3): multiply(sums[64 * i], rows[k], ...); multiply(sums[64 * i], rows[k + 1], ...)
     ->
         load(sums[64 * i])
-        for k, l in T.grid(3, 2): add(rows[k], columns[l])
+        for k in range(3): add(rows[k], ...); add(rows[k + 1], ...)
         store(sums[64 * i])
     """
     data = tirx.decl_buffer((4096,), "int32", "data")
-    i, k, column = (tirx.Var(name, "int32") for name in ("i", "k", "l"))
-    sums, rows, columns = (data.access_ptr("rw", offset=place) for place in (64 * i, k, column))
-    statement: Any = Evaluate(multiply_tiles(SMALL, sums, 64, rows, 64, columns))
-    for variable, extent in ((column, 2), (k, 3), (i, 4)):
-        statement = For(variable, 0, extent, ForKind.SERIAL, statement)
-    body = use_tiles(tvm.IRModule({"main": tirx.PrimFunc([data], statement)}))["main"].body
-    inner, middle, outer = find_all(body, For)
-    assert _configurations(outer.body) == _parts(SMALL)
-    assert _configurations(middle) == _configurations(inner) == _parts(SMALL)[1:2]
+    i, k = tirx.Var("i", "int32"), tirx.Var("k", "int32")
+    sums, *rows = (data.access_ptr("rw", offset=place) for place in (64 * i, k, k + 1))
+    calls = [Evaluate(multiply_tiles(SMALL, sums, 64, each, 64, each)) for each in rows]
+    loop = For(i, 0, 4, ForKind.SERIAL, For(k, 0, 3, ForKind.SERIAL, SeqStmt(calls)))
+    body = use_tiles(tvm.IRModule({"main": tirx.PrimFunc([data], loop)}))["main"].body
+    inner, outer = find_all(body, For)
+    load, add, store = _parts(SMALL)
+    assert _configurations(outer.body) == [load, add, add, store]
+    assert _configurations(inner) == [add, add]
+
+
+def test_other_sums_are_loaded_anew() -> None:
+    data = tirx.decl_buffer((4096,), "int32", "data")
+    places = [data.access_ptr("rw", offset=place) for place in (0, 64)]
+    calls = [Evaluate(multiply_tiles(SMALL, each, 64, each, 64, each)) for each in places]
+    loop = For(tirx.Var("k", "int32"), 0, 3, ForKind.SERIAL, SeqStmt(calls))
+    body = use_tiles(tvm.IRModule({"main": tirx.PrimFunc([data], loop)}))["main"].body
+    assert _configurations(find_all(body, For)[0]) == _parts(SMALL) * 2
 
 
 def test_threads_configure_their_tiles_once() -> None:
