@@ -440,8 +440,8 @@ class _Elementwise(_Visitor):
         limits = np.iinfo(str(call.ty.dtype))
         steps = [
             (relax.op.multiply, np.float32(1) / scale),
-            (relax.op.round,),
             *([(relax.op.add, zero)] if zero.any() else []),
+            (relax.op.round,),
             (relax.op.maximum, np.float32(limits.min)),
             (relax.op.minimum, np.float32(limits.max)),
         ]

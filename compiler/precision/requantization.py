@@ -21,32 +21,51 @@ WIDE = ("int16", "float32")
 
 
 def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
-    """Move the multiplication of each quantizer into the constants before it, and remove bounds that the
-    quantizer has too.
+    """Move the multiplication and the zero of each quantizer into the constants before them, and remove
+    bounds that the quantizer has too.
 
         lv = multiply(astype(sums, "float32"), s)
         lv1 = add(lv, bias)
         lv2 = nn.relu(lv1)
-        lv3 = round(multiply(lv2, 1 / step))
+        lv3 = round(add(multiply(lv2, 1 / step), zero))
         gv = astype(minimum(maximum(lv3, 0), 255), "uint8")
     ->
         lv = multiply(astype(sums, "float32"), s / step)
-        lv1 = add(lv, bias / step)
+        lv1 = add(lv, bias / step + zero)
         lv3 = round(lv1)
         gv = astype(minimum(maximum(lv3, 0), 255), "uint8")
+
+    A zero that no addition takes stays. Values in the middle of two steps are rounded to the even byte, not
+    to the even step: if the zero is odd, that is the other one.
     """
     return rewrite_functions(mod, lambda function: _Folder(mod, function).visit_expr(function))
 
 
 @dataclass
 class _Edits:
-    """Calls whose constants are multiplied by a factor, clamps with other bounds, conversions to int16 with
-    a lower bound, and calls that are replaced by their first operand that isn't constant."""
+    """Calls whose constants are multiplied by a factor and then shifted, clamps with other bounds,
+    conversions to int16 with a lower bound, and calls that are replaced by their first operand that isn't
+    constant."""
 
-    factors: dict[Call, float] = field(default_factory=dict)
+    moved: dict[Call, tuple[float, float]] = field(default_factory=dict)
     bounds: dict[Call, float] = field(default_factory=dict)
     stored: dict[Call, int] = field(default_factory=dict)
     removed: set[Call] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The calls whose constants to multiply, so that their result is multiplied. To shift the result, shift
+    the constants of the `shifted` calls; None if that isn't possible."""
+
+    scaled: frozenset[Call]
+    shifted: frozenset[Call] | None
+
+    def then(self, call: Call, *, is_sum: bool = False) -> _Chain:
+        """Append a call with one constant or bound."""
+        if is_sum:
+            return _Chain(self.scaled | {call}, frozenset({call}))
+        return _Chain(self.scaled | {call}, None if self.shifted is None else self.shifted | {call})
 
 
 @relax.expr_functor.mutator
@@ -68,19 +87,20 @@ class _Folder(relax.PyExprMutator):
             whole = self.builder_.emit(relax.op.astype(call.args[0], "int32"))
             clamped = self.builder_.emit(relax.op.maximum(whole, relax.const(least, "int32")))
             return relax.op.astype(clamped, "int16")
-        factor = self._edits.factors.get(op)
-        if factor is None:
+        if (moved := self._edits.moved.get(op)) is None:
             return call
-        return Call(call.op, [_scaled(one, factor) for one in call.args], call.attrs, call.ty_args)
+        if _name(call) == "nn.relu":
+            return relax.op.maximum(call.args[0], relax.const(np.float32(moved[1])))
+        arguments = [
+            relax.const(_moved(one, *moved)) if isinstance(one, GenericConst) else one for one in call.args
+        ]
+        return Call(call.op, arguments, call.attrs, call.ty_args)
 
 
-def _scaled(expr: relax.Expr, factor: float) -> relax.Expr:
-    return relax.const(_product(expr, factor)) if isinstance(expr, GenericConst) else expr
-
-
-def _product(constant: GenericConst, factor: float) -> NDArray[np.float32]:
+def _moved(constant: GenericConst, factor: float, shift: float) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
-        return np.asarray(constant.value.numpy().astype(np.float64) * factor).astype(np.float32)
+        values = constant.value.numpy().astype(np.float64) * factor + shift
+        return np.asarray(values).astype(np.float32)
 
 
 class _Block:
@@ -93,32 +113,51 @@ class _Block:
         }
 
     def find(self, edits: _Edits) -> None:
+        for variable, conversion in self._calls.items():
+            if _name(conversion) == "astype" and str(conversion.ty.dtype) in ("int8", "uint8"):
+                self._store_as_read(variable, conversion, edits)
         for variable, rounded in self._calls.items():
-            if _name(rounded) == "astype" and str(rounded.ty.dtype) in ("int8", "uint8"):
-                self._store_as_read(variable, rounded, edits)
-            if _name(rounded) != "round":
-                continue
-            step = self._only_call(rounded.args[0], "multiply")
-            number = None if step is None else _number(step.args[1])
-            found = None if step is None or not number or number < 0 else self._chain(step.args[0])
-            bounds = self._bounds(variable)
-            if step is None or number is None or found is None or bounds is None:
-                continue
-            if not all(_stays_finite(call, number) for call in found):
-                continue
-            edits.removed.add(step)
-            value = step.args[0]
-            while (call := self._calls.get(value)) is not None and _is_within(call, number, bounds):
-                edits.removed.add(call)
-                found.discard(call)
-                value = call.args[0]
-            edits.factors |= dict.fromkeys(found, number)
+            bounds = self._bounds(variable) if _name(rounded) == "round" else None
+            if bounds is not None:
+                self._fold(rounded, bounds, edits)
+
+    def _fold(self, rounded: Call, bounds: tuple[float, float], edits: _Edits) -> None:
+        """Fold the step and the zero of a quantizer that clamps its rounded values to these bounds."""
+        zero, shift = self._zero_before(rounded)
+        step = self._only_call(rounded.args[0] if shift is None else shift.args[0], "multiply")
+        factor = None if step is None else _number(step.args[1])
+        chain = None if step is None or not factor or factor < 0 else self._chain(step.args[0])
+        if step is None or factor is None or chain is None:
+            return
+        if shift in edits.removed:  # its readers need no zero
+            bounds = bounds[0] - zero, bounds[1] - zero
+            zero, shift = 0.0, None
+        shifted = (chain.shifted or frozenset()) if zero else frozenset()
+        moved = {call: (factor, zero if call in shifted else 0.0) for call in chain.scaled | shifted}
+        moved = {call: each for call, each in moved.items() if _name(call) != "nn.relu" or each[1]}
+        if not all(_stays_finite(call, *each) for call, each in moved.items()):
+            return
+        edits.removed.add(step)
+        if shift is not None and shifted:
+            edits.removed.add(shift)
+        value = step.args[0]
+        while (call := self._calls.get(value)) is not None and _is_within(call, factor, zero, bounds):
+            edits.removed.add(call)
+            moved.pop(call, None)
+            value = call.args[0]
+        edits.moved |= moved
+
+    def _zero_before(self, rounded: Call) -> tuple[float, Call | None]:
+        """Return the zero that a quantizer adds before it rounds, and the addition, if there is one."""
+        shift = self._only_call(rounded.args[0], "add")
+        zero = None if shift is None else _number(shift.args[1])
+        return (0.0, None) if zero is None else (zero, shift)
 
     def _store_as_read(self, stored: relax.Var, conversion: Call, edits: _Edits) -> None:
         """Let a quantizer store what its readers make of the bytes: integers of 16 bits, or floats, without
         the zero.
 
-            lv = add(round(x), zero)
+            lv = round(add(x, zero))
             lv1 = astype(minimum(maximum(lv, 0), 255), "uint8")
             lv2 = subtract(astype(lv1, "int16"), zero)
             lv3 = subtract(astype(lv1, "float32"), zero)
@@ -136,7 +175,7 @@ class _Block:
         if high is None or low is None or value is None or not isinstance(stored, relax.DataflowVar):
             return
         least, greatest = _number(low.args[1]), _number(high.args[1])
-        zero = _number(value.args[1]) if _name(value) == "add" else 0.0
+        zero, shift = (_number(value.args[1]), value) if _name(value) == "add" else self._zero_before(value)
         reads = [self._calls.get(user) for user in self._users[stored]]
         types = {str(call.ty.dtype) if call is not None and _name(call) == "astype" else "" for call in reads}
         are_wide = "int16" in types or len(reads) == 1
@@ -152,7 +191,8 @@ class _Block:
                     if call is None or _name(call) != "subtract" or _number(call.args[1]) != zero:
                         return
                     removed.add(call)
-            removed.add(value)
+            if shift is not None:
+                removed.add(shift)
             edits.bounds[high] = greatest - zero
         edits.removed |= removed
         edits.stored[conversion] = round(least - zero)
@@ -164,22 +204,30 @@ class _Block:
         call = self._calls.get(expr)
         return call if call is not None and _name(call) in names else None
 
-    def _chain(self, expr: relax.Expr) -> set[Call] | None:
-        """Return the calls whose constants to multiply, so that the value is multiplied by a positive factor;
-        None if that isn't possible."""
+    def _chain(self, expr: relax.Expr) -> _Chain | None:
+        """Return the calls that compute a value which can be multiplied by a positive factor by changing
+        constants; None if it can't."""
         call = self._only_call(expr, "add", "multiply", "maximum", "minimum", "nn.relu")
         if call is None or str(call.ty.dtype) != "float32":
             return None
         constants = [one for one in call.args if isinstance(one, GenericConst)]
         if _name(call) == "multiply":
-            return {call} if len(constants) == 1 else None
+            return _Chain(frozenset({call}), None) if len(constants) == 1 else None
         inner = [self._chain(one) for one in call.args if not isinstance(one, GenericConst)]
-        if not inner or None in inner or (_name(call) in ("maximum", "minimum") and not constants):
+        chains = [one for one in inner if one is not None]
+        if not chains or len(chains) < len(inner):
             return None
-        return {call for one in inner if one is not None for call in one} | ({call} if constants else set())
+        if len(chains) == 1:
+            return chains[0].then(call, is_sum=_name(call) == "add")
+        if _name(call) != "add":
+            return None
+        shifted = None
+        if not call.args[0].same_as(call.args[1]):  # or it would be shifted twice
+            shifted = next((one.shifted for one in chains if one.shifted is not None), None)
+        return _Chain(frozenset().union(*(one.scaled for one in chains)), shifted)
 
     def _bounds(self, rounded: relax.Var) -> tuple[float, float] | None:
-        """Return the least and greatest values that a quantizer doesn't clamp, before it adds its zero; None
+        """Return the least and greatest values that a quantizer doesn't clamp after it has rounded them; None
         if the rounded value doesn't become a byte."""
         zero, bounds = 0.0, {"maximum": -np.inf, "minimum": np.inf}
         while isinstance(rounded, relax.DataflowVar) and len(self._users[rounded]) == 1:
@@ -200,24 +248,25 @@ class _Block:
         return None
 
 
-def _is_within(call: Call, factor: float, bounds: tuple[float, float]) -> bool:
-    """Return whether a call only clamps a value that is multiplied by `factor`, to bounds beyond these."""
+def _is_within(call: Call, factor: float, zero: float, bounds: tuple[float, float]) -> bool:
+    """Return whether a call only clamps a value that is multiplied by `factor` and shifted by `zero`, to
+    bounds beyond these."""
     low, high = bounds
     if _name(call) == "nn.relu":
-        return low >= -SAME_BYTE
+        return zero <= low + SAME_BYTE
     number = _number(call.args[1]) if len(call.args) == 2 else None
     if number is None:
         return False
-    bound = number * factor
+    bound = number * factor + zero
     return {"maximum": bound <= low + SAME_BYTE, "minimum": bound >= high - SAME_BYTE}.get(_name(call), False)
 
 
-def _stays_finite(call: Call, factor: float) -> bool:
-    """Return whether constants that are multiplied by `factor` neither overflow nor vanish."""
+def _stays_finite(call: Call, factor: float, shift: float) -> bool:
+    """Return whether constants that are multiplied by `factor` and shifted neither overflow nor vanish."""
     for constant in call.args:
         if isinstance(constant, GenericConst):
-            product = _product(constant, factor)
-            if not np.isfinite(product).all() or np.any((product == 0) != (constant.value.numpy() == 0)):
+            product, result = _moved(constant, factor, 0.0), _moved(constant, factor, shift)
+            if not np.isfinite(result).all() or np.any((product == 0) != (constant.value.numpy() == 0)):
                 return False
     return True
 

@@ -244,6 +244,40 @@ def test_a_quantizer_leaves_no_multiplication_and_no_relu() -> None:
     assert ["relu" in name for name in names if "conv2d" in name] == [True]
 
 
+def _other_product(graph: Quantized) -> str:
+    return graph.node("MatMul", graph.bytes_of("x"), graph.weight(32, 24, axis=1))
+
+
+@needs_avx2
+@pytest.mark.parametrize("zero", [0, 121])
+@pytest.mark.parametrize(
+    ("between", "names"),
+    [
+        (lambda graph, x: graph.node("Relu", x), ("", "_maximum")),
+        (
+            lambda graph, x: graph.node("Clip", x, *(graph.constant(np.float32(bound)) for bound in (0, 3))),
+            ("_maximum_minimum", "_maximum_minimum"),
+        ),
+        (lambda graph, x: graph.node("Add", x, x), ("_add", "_add_add")),
+        (lambda graph, x: graph.node("Add", x, _other_product(graph)), ("_add", "_add")),
+    ],
+    ids=["a rectifier", "limits", "a value twice", "two values"],
+)
+def test_constants_before_a_quantizer_take_its_zero(
+    between: Callable[[Quantized, str], str], names: tuple[str, str], zero: int
+) -> None:
+    """The second layer reads bytes, so the first stores them."""
+    graph = Quantized("uint8", zero, largest=NARROW)
+    first = graph.node("MatMul", graph.bytes_of("x"), graph.weight(32, 24, axis=1))
+    first = graph.node("Add", first, graph.constant(graph.rng.standard_normal(24).astype(np.float32)))
+    second = graph.node("MatMul", graph.bytes_of(between(graph, first)), graph.weight(24, 16, axis=1))
+    model, shapes = graph.model({"x": (5, 32)}, graph.bytes_of(second)), {"x": (5, 32)}
+    assert _check(model, shapes, HASWELL) >= 2
+    tasks = extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))
+    wanted = f"_multiply_add{names[zero > 0]}_tir_round_maximum_minimum_cast"
+    assert any(wanted in task.name for task in tasks), [task.name for task in tasks]
+
+
 @needs_avx2
 @pytest.mark.parametrize("case", ["convolution", "dense"])
 def test_offset_and_bias_are_one_addition(case: str) -> None:
