@@ -24,12 +24,22 @@ from system.signing import SigningKey
 MAX_JOBS = 1000
 
 
+@dataclass(frozen=True)
+class OpenTrials:
+    """The jobs of a group that had more than `enough` open trials at `seen_at`, so that no round was due."""
+
+    job_ids: tuple[str, ...]
+    enough: float
+    seen_at: float
+
+
 @dataclass
 class Context:
     """The settings, database and caches of a scheduler's process. `now` returns epoch seconds, `wake` sends a
     wake-up for a job's step, and `scheduler_name` is the holder of claims. The caches only save time, and can
     be rebuilt from the database. `exhausted_at` maps ids of jobs whose search proposed nothing new to the
-    number of trials done at that time, `tvmscripts_at` ids of jobs to the time at which their TVMScripts were
+    number of trials done at that time, `open_trials` ids of jobs that plan rounds to the open trials that
+    they last had to spare, `tvmscripts_at` ids of jobs to the time at which their TVMScripts were
     last stored. `signing_key` signs published artifacts, if it is set.
     """
 
@@ -49,6 +59,7 @@ class Context:
         self.trial_cache = TrialCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
         self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_JOBS)
+        self.open_trials: LRUCache[str, OpenTrials] = LRUCache(MAX_JOBS)
         self.tvmscripts_at: LRUCache[str, float] = LRUCache(MAX_JOBS)
 
     def must_not_disturb(self, session: Session, device: Device) -> bool:

@@ -33,7 +33,7 @@ from records.jobs import events, models
 from records.jobs.models import UploadKind
 from records.storage.database import NotFound
 from records.storage.ids import only_id
-from records.storage.statements import changed, insert_into, lock_job, table_of
+from records.storage.statements import among, changed, dialect_of, insert_into, lock_job, table_of
 from records.storage.tables import ArtifactCountRow, JobRow, ModuleRunRow, TaskRow, TrialRow
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
@@ -500,6 +500,17 @@ def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tupl
     """Add to the job's counts of issued and finished trials. Return the new counts. Locks the job."""
     row = session.execute(_update_counts(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
     return row.trials_issued, row.trials_done
+
+
+def count_open(session: Session, job_ids: Sequence[str]) -> int:
+    """Return the number of trials of some jobs that are pending or leased."""
+    return session.scalar(_select_open(dialect_of(session)), {"jobs": list(job_ids)}) or 0
+
+
+@cache
+def _select_open(dialect: str) -> Select[int]:
+    job = table_of(JobRow).c
+    return select(func.sum(job.trials_issued - job.trials_done)).where(among(dialect, job.id, "jobs"))
 
 
 @cache

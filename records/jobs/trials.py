@@ -175,12 +175,6 @@ def counts(session: Session, job_id: str) -> TrialCounts:
     return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
-def count_open(session: Session, job_id: str) -> int:
-    """Count a job's trials that aren't done, without reading the others."""
-    of_job = (TrialRow.job_id == job_id, TrialRow.state.in_(("pending", "leased")))
-    return session.scalar(select(func.count()).where(*of_job)) or 0
-
-
 def attempted_tasks(session: Session, job_id: str) -> set[int]:
     """Return the ids of the job's tasks that have an open trial, or a trial of the search or of the fallback
     schedule. Programs that could not be compiled count only once there are MAX_GUESSES of them.

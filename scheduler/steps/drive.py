@@ -60,7 +60,7 @@ def wake_jobs(context: Context) -> None:
 
 def drive(context: Context, name: str, job_id: str) -> None:
     """Run the step of this name if the job needs it next. Otherwise wake the step that the job needs."""
-    job = _claim(context, job_id)
+    job = None if name == "round" and _has_enough_trials(context, job_id) else _claim(context, job_id)
     if job is None:
         return
     try:
@@ -75,6 +75,15 @@ def drive(context: Context, name: str, job_id: str) -> None:
     next_step = step_of(state) if state is not None else None
     if next_step is not None and next_step.name != name:
         context.wake(next_step.name, job_id)
+
+
+def _has_enough_trials(context: Context, job_id: str) -> bool:
+    """Return whether the job's round has nothing to do now."""
+    try:
+        return rounds.has_enough_trials(context, job_id)
+    except StorageError as error:
+        log.error("job %s has to wait: %s", job_id, error)
+        return True
 
 
 def _claim(context: Context, job_id: str) -> Job | None:

@@ -16,7 +16,7 @@ from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import MeasuredTrial, NewTrial
-from scheduler.context import Context
+from scheduler.context import Context, OpenTrials
 from scheduler.planning import disturbed, forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_rounds
 from scheduler.planning.budget import read_remaining
@@ -30,8 +30,22 @@ from system import tracing
 # The trials of a batch for each device of the class, and the largest fraction of the budget's rest.
 TRIALS_PER_DEVICE = 4
 LARGEST_BATCH = 1 / 8
+# For this long after a look at a job that had enough open trials, wake-ups only count these.
+LOOK_INTERVAL_S = 1.0
 # The time to compile and time the model at the end, in multiples of the import's time.
 PUBLISHING_RATIO = 1.3
+
+
+def has_enough_trials(context: Context, job_id: str) -> bool:
+    """Return whether no round is due, because a step found enough open trials less than LOOK_INTERVAL_S ago,
+    and there still are. A fleet's leases send many wake-ups a second, and a step takes ten times as long as
+    this query. Raises StorageError.
+    """
+    last = context.open_trials.get(job_id)
+    if last is None or not 0.0 <= context.now() - last.seen_at < LOOK_INTERVAL_S:
+        return False
+    with context.database.reading() as session:
+        return jobs.count_open(session, last.job_ids) > last.enough
 
 
 def run(context: Context, job: Job) -> None:
@@ -101,13 +115,15 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
         return RoundPlan(trials=0, issuable=0, reached=reached)
     left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
     batch_size = _batch_size(session, context, group, left)
-    num_open = sum(trials.count_open(session, job.id) for job in group.jobs)
+    job_ids = tuple(job.id for job in group.jobs)
+    num_open = jobs.count_open(session, job_ids)
     device_class = group.tuning[0].device_class
     assert device_class is not None, "a job that tunes has a device class"
     device = devices.get_class(session, device_class)
-    ahead = context.settings.batches_ahead(device)
-    if num_open > ahead * batch_size:
-        # Most wake-ups end here. To count all trials takes longer with each.
+    enough = context.settings.batches_ahead(device) * batch_size
+    if num_open > enough:
+        # To count all trials takes longer with each.
+        context.open_trials[group.tuning[0].id] = OpenTrials(job_ids, enough, context.now())
         return RoundPlan(trials=0, issuable=num_open)
     if left > 0 and context.must_not_disturb(session, device):
         return RoundPlan(trials=0, issuable=left)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
+from sqlalchemy.orm import Session
 
 from compiler.lowering.trace import LoweringError, lower
 from core.job import Budget, EndReason, JobState
@@ -29,6 +30,7 @@ from scheduler.planning.disturbed import MAX_TIMES
 from scheduler.planning.job_snapshot import read_snapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.steps import rounds, tvmscripts
+from scheduler.steps.drive import drive
 from search.cost.features import NUM_FEATURES
 from search.cost.model import CostModel
 from search.policy import Proposal, TuneContext, propose
@@ -516,6 +518,36 @@ def test_every_batch_ends_a_round(farm: Farm) -> None:
     farm.work()
     plan(farm)
     assert rounds() == 2
+
+
+def test_wake_ups_only_count_open_trials_while_there_are_enough(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed: list[str] = []
+    claim_job = jobs.claim_job
+
+    def note_claim(session: Session, job_id: str, *args: Any) -> bool:
+        claimed.append(job_id)
+        return claim_job(session, job_id, *args)
+
+    def wake() -> None:
+        claimed.clear()
+        drive(farm.context, "round", "job")
+
+    begin(farm)
+    monkeypatch.setattr(jobs, "claim_job", note_claim)
+    wake()
+    assert claimed, "it isn't known yet whether there are enough"
+    wake()
+    assert not claimed
+    farm.now += rounds.LOOK_INTERVAL_S
+    wake()
+    assert claimed, "the job may have reached a goal"
+    issued = len(farm.trials())
+    farm.work()
+    wake()
+    assert claimed
+    assert len(farm.trials()) > issued
 
 
 def test_two_planners_at_once_stay_within_the_budget(farm: Farm) -> None:
