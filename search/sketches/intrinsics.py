@@ -159,14 +159,20 @@ def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | BlockPro
 
 
 def best_tile_product(dag: Dag, node: Node, device: Device) -> TileProduct | None:
-    """Return the device's largest product of tiles that matches the node."""
+    """Return the device's largest product of tiles that matches the node. One of several taps is for few
+    channels.
+    """
     for (name, instruction), stride in itertools.product(INSTRUCTIONS.items(), STRIDES):
-        if set(instruction.features) <= set(device.features):
-            least = TileProduct(1, neighbours_of(name), 1, neighbours_of(name), name, stride)
-            roles = match_roles(dag, node, least)
-            if roles is not None:
-                rows, lanes, depth = (node.axes[axis].extent for axis in roles.extents)
-                return fitting_product(rows, lanes, depth, name, stride)
+        if not set(instruction.features) <= set(device.features):
+            continue
+        each = neighbours_of(name)
+        roles = match_roles(dag, node, TileProduct(1, each, 1, each, name, stride))
+        if roles is not None:
+            rows, lanes, depth = (node.axes[axis].extent for axis in roles.extents)
+            taps = [node.axes[axis].extent for axis in node.reduction]
+            products = (fitting_product(rows, lanes, depth, name, stride, count) for count in (1, *taps))
+            found = [one for one in products if one is not None and match_roles(dag, node, one)]
+            return found[0] if found else None
     return None
 
 
@@ -190,14 +196,41 @@ def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic | TileProduct) -> Rol
     for rows, columns in (node.reads, node.reads[::-1]):
         depth = _contiguous_axis(rows)
         if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
-            extents = {lane: intrinsic.lanes, depth: intrinsic.depth}
-            if intrinsic.tall > 1 or isinstance(intrinsic, TileProduct):
-                row = _row_axis(node, rows, columns, getattr(intrinsic, "stride", 1))
-                if row is None or node.axes[row].extent % intrinsic.tall:
-                    continue
-                extents = {row: intrinsic.tall, **extents}
-            return Roles(lane, depth, rows.buffer, columns.buffer, extents)
+            extents = _extents(dag, node, intrinsic, (rows, columns), (lane, depth))
+            if extents is not None:
+                return Roles(lane, depth, rows.buffer, columns.buffer, extents)
     return None
+
+
+def _extents(
+    dag: Dag,
+    node: Node,
+    intrinsic: Intrinsic | TileProduct,
+    operands: tuple[BufferAccess, BufferAccess],
+    axes: tuple[int, int],
+) -> Mapping[int, int] | None:
+    """Return an intrinsic's extents by the axis: rows and taps if it has several, lanes, depth. None if the
+    extents don't divide, or if the rows' neighbours don't continue the depth.
+    """
+    (rows, columns), (lane, depth) = operands, axes
+    product = intrinsic if isinstance(intrinsic, TileProduct) else None
+    inner = {lane: intrinsic.lanes, depth: intrinsic.depth}
+    if intrinsic.tall == 1 and product is None:
+        return inner
+    row = _row_axis(node, rows, columns, 1 if product is None else product.stride)
+    if row is None or node.axes[row].extent % intrinsic.tall:
+        return None
+    if product is None or product.taps == 1:
+        return {row: intrinsic.tall, **inner}
+    is_whole = dag.buffer[rows.buffer].shape[-1] == node.axes[depth].extent == product.depth
+    taps = [
+        term.axis
+        for term in rows.indices[-2].terms
+        if term[1:] == (1, 1) and term.axis in node.reduction and term.axis in columns.axes
+    ]
+    if not is_whole or len(taps) != 1 or node.axes[taps[0]].extent != product.taps:
+        return None
+    return {row: product.tall, taps[0]: product.taps, **inner}
 
 
 def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:

@@ -43,14 +43,17 @@ INSTRUCTIONS = {
     "tdpbuud": TileInstruction("uint8", "uint8", "int32", ("amx_int8", "amx_tile")),
     "tdpbf16ps": TileInstruction("bfloat16", "bfloat16", "float32", ("amx_bf16", "amx_tile")),
 }
-_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)x(\d+)(?:_by(\d+))?_({'|'.join(INSTRUCTIONS)})")
+_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)x(\d+)(?:_by(\d+))?(?:_over(\d+))?_({'|'.join(INSTRUCTIONS)})")
 
 
 @dataclass(frozen=True)
 class TileProduct:
     """An intrinsic of `tall` rows and `lanes` columns. Each of its `steps` adds `each` products to a sum.
 
-    It reads every row of its operand that is a multiple of `stride`, as convolutions with strides do.
+    It reads every row of its operand that is a multiple of `stride`, as convolutions with strides do. With
+    several `taps`, it continues along the depth with the row's next neighbours: a convolution of few channels
+    multiplies all of a kernel's columns at once.
+        sums[row, lane] += rows[stride * row + tap, k] * columns[tap, k, lane]
     """
 
     tall: int
@@ -59,11 +62,13 @@ class TileProduct:
     each: int
     instruction: str
     stride: int = 1
+    taps: int = 1
 
     @property
     def name(self) -> str:
         by = f"_by{self.stride}" if self.stride > 1 else ""
-        return f"amx_{self.tall}x{self.lanes}x{self.steps}x{self.each}{by}_{self.instruction}"
+        over = f"_over{self.taps}" if self.taps > 1 else ""
+        return f"amx_{self.tall}x{self.lanes}x{self.steps}x{self.each}{by}{over}_{self.instruction}"
 
     @property
     def types(self) -> TileInstruction:
@@ -83,7 +88,13 @@ class TileProduct:
 
     @property
     def depth(self) -> int:
-        return self.steps * self.each
+        """The elements of a row, along the depth."""
+        return self.steps * self.each // self.taps
+
+    @property
+    def read_rows(self) -> int:
+        """The rows of the operand from the first to the last that it reads."""
+        return (self.tall - 1) * self.stride + self.taps
 
     @property
     def instruction_depth(self) -> int:
@@ -119,15 +130,15 @@ def tile_product(name: str) -> TileProduct | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    tall, lanes, steps, each = map(int, found.groups()[:4])
-    return TileProduct(tall, lanes, steps, each, found.group(6), int(found.group(5) or 1))
+    tall, lanes, steps, each, *places = (int(number or 1) for number in found.groups()[:6])
+    return TileProduct(tall, lanes, steps, each, found.group(7), *places)
 
 
 def fitting_product(
-    rows: int, lanes: int, depth: int, instruction: str, stride: int = 1
+    rows: int, lanes: int, depth: int, instruction: str, stride: int = 1, taps: int = 1
 ) -> TileProduct | None:
     """Return the largest intrinsic of rows with this stride that divides these extents; None if only small
-    ones do.
+    ones do. With several `taps`, the depth of all of them is one step.
 
     Lanes and depth are multiples of the instruction's neighbours.
     """
@@ -136,11 +147,12 @@ def fitting_product(
         return None
     tall = _largest_divisor(rows, MAX_ROWS)
     wide = neighbours * _largest_divisor(lanes // neighbours, MAX_LANES // neighbours)
-    groups = _largest_divisor(depth // neighbours, TILE_ROWS)
-    if tall < MIN_ROWS or wide < MIN_LANES or groups < MIN_GROUPS:
+    groups = taps * depth // neighbours if taps > 1 else _largest_divisor(depth // neighbours, TILE_ROWS)
+    if tall < MIN_ROWS or wide < MIN_LANES or not MIN_GROUPS <= groups <= TILE_ROWS:
         return None
     each = groups * neighbours
-    return TileProduct(tall, wide, _largest_divisor(depth // each, MAX_STEPS), each, instruction, stride)
+    steps = _largest_divisor(taps * depth // each, MAX_STEPS)
+    return TileProduct(tall, wide, steps, each, instruction, stride, taps)
 
 
 def _largest_divisor(extent: int, limit: int) -> int:

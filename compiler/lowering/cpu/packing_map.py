@@ -65,14 +65,11 @@ class PackingMap:
         ]
         known = intrinsic_of(stage)
         if isinstance(known, Intrinsic | TileProduct) and inner[-1].factor > known.column_depth:
-            # Each instruction reads all lanes: the depth is split into groups, which come first.
-            *lanes, depth = inner
+            # Each instruction reads all lanes: the depth is split into groups, which come before.
+            *taps, lanes, depth = inner
             each = known.column_depth
-            inner = [
-                replace(depth, stride=each, factor=depth.factor // each),
-                *lanes,
-                replace(depth, factor=each),
-            ]
+            groups = replace(depth, stride=each, factor=depth.factor // each)
+            inner = [*taps, groups, lanes, replace(depth, factor=each)]
         parts += inner
         is_padded = any(
             math.prod(factors[dim]) * size[dim] > node.axes[axis].extent for dim, axis in axis_of.items()

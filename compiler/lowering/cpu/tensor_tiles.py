@@ -99,9 +99,9 @@ class IntrinsicTileLowering(TileLowering):
         known = self._intrinsic
         depth = inner[-1]
         if not isinstance(known, BlockProduct) and self.primitives.extent(depth) > known.column_depth:
-            lanes = inner[:-1]
+            *taps, lanes, depth = inner
             groups, depth = self.schedule.split(depth, [None, known.column_depth])
-            inner = [groups, *lanes, depth]
+            inner = [*taps, groups, lanes, depth]
         outer = [by_axis[axis] for axis in axes]
         self.schedule.reorder(*outer, *inner)
         self.schedule.unroll(inner[-1])

@@ -41,6 +41,7 @@ from search.sketches.tile_products import (
     TILE_ROWS,
     TileProduct,
     fitting_product,
+    tile_product,
 )
 from tests.amx import emulator
 from tests.marks import slow_lane_except
@@ -108,6 +109,8 @@ CASES = {
     "convolution": _conv(9, 32, 24, 3, 1, "uint8", "int8", "int32"),
     "convolution of bfloat16": _conv(9, 16, 24, 3, 1, *HALVES),
     "every second row": _conv(14, 32, 24, 3, 2, "uint8", "int8", "int32"),
+    "four channels": _conv(14, 4, 24, 7, 2, "uint8", "int8", "int32"),
+    "four channels of bfloat16": _conv(14, 4, 24, 5, 1, *HALVES),
 }
 
 
@@ -183,6 +186,24 @@ def test_programs_are_right(name: str) -> None:
             assert counts["multiply"], str(program)
             threads = tvm.get_global_func("runtime.NumThreads")()
             assert 1 <= counts["configure"] == counts["release"] <= threads, "once by a thread, outside loops"
+
+
+@pytest.mark.parametrize(
+    ("name", "intrinsic"),
+    [
+        ("convolution", "amx_9x24x1x32_tdpbusd"),
+        ("every second row", "amx_7x24x1x32_by2_tdpbusd"),
+        ("four channels", "amx_7x24x1x28_by2_over7_tdpbusd"),
+        ("four channels of bfloat16", "amx_14x24x1x20_over5_tdpbf16ps"),
+    ],
+)
+def test_convolutions_multiply_rows_of_their_data(name: str, intrinsic: str) -> None:
+    (program, *_) = _programs(CASES[name], SAPPHIRE_RAPIDS)
+    (found,) = {stage.intrinsic for stage in program.sketch.stages} - {""}
+    assert found == intrinsic
+    product = tile_product(found)
+    assert product is not None
+    assert product.name == intrinsic
 
 
 @executes_tiles
