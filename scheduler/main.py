@@ -1,4 +1,4 @@
-"""The scheduler's process: a Celery worker that runs one step at a time, and a thread that sweeps."""
+"""The scheduler's process: a Celery worker that runs one step at a time. Threads import models and sweep."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def _work(
     # These modules load TVM, which takes seconds, so import them after the settings are checked.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
+    from scheduler.steps.importer import Importer
     from scheduler.upkeep.outlines import OutlineReader
     from scheduler.upkeep.sweep import Sweeper
     from scheduler.upkeep.webhook_deliveries import Deliverer
@@ -85,8 +86,8 @@ def _work(
     sweeper = Sweeper(context, outline_reader)
     if settings.metrics_port is not None:
         serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
-    deliverer = Deliverer(context)
-    register(celery, context, deliverer, outline_reader)
+    importer, deliverer = Importer(context), Deliverer(context)
+    register(celery, context, importer, deliverer, outline_reader)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
@@ -107,6 +108,7 @@ def _work(
     log.info("ready as %s", name)
     worker.start()
     is_stopping.set()
+    importer.stop()
     deliverer.stop()
     outline_reader.stop()
     # A sweep without a database ends without a result.

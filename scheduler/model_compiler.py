@@ -87,12 +87,13 @@ class ModelCompiler:
             )
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
-        key = _key(request, device)
-        if self._last is None or self._last[0] != key:
-            with tracing.span("import model"), self._file(request, device) as file:
-                imported = self._children.import_model(file, request.shapes, device.target, tf32=request.tf32)
-                self._last = (key, imported)
-        return self._last[1]
+        key, last = _key(request, device), self._last  # read once, because another thread imports, too
+        if last is not None and last[0] == key:
+            return last[1]
+        with tracing.span("import model"), self._file(request, device) as file:
+            imported = self._children.import_model(file, request.shapes, device.target, tf32=request.tf32)
+        self._last = (key, imported)
+        return imported
 
     def compile_untuned(
         self, request: JobRequest, device: Device, library: IO[bytes]

@@ -4,24 +4,31 @@ wakes all jobs. They are closures, not `shared_task`s, because they use the cont
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from celery import Celery
 
 from scheduler.context import Context
 from scheduler.steps import drive
+from scheduler.steps.importer import Importer
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.webhook_deliveries import Deliverer
 
 
-def register(app: Celery, context: Context, deliverer: Deliverer, outline_reader: OutlineReader) -> None:
+def register(
+    app: Celery, context: Context, importer: Importer, deliverer: Deliverer, outline_reader: OutlineReader
+) -> None:
     """Register the tasks with the application. Other processes send them by name."""
 
-    def register_step(name: str) -> None:
+    def register_step(name: str, run: Callable[[str], None]) -> None:
         @app.task(name=f"scheduler.{name}", shared=False)
         def run_step(job_id: str) -> None:
-            drive.drive(context, name, job_id)
+            run(job_id)
 
     for step in drive.STEPS:
-        register_step(step.name)
+        is_import = step.name == "intake"
+        register_step(step.name, importer.start if is_import else partial(drive.drive, context, step.name))
 
     @app.task(name="scheduler.deliver", shared=False)
     def deliver(delivery_id: str) -> None:

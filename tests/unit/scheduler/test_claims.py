@@ -19,6 +19,7 @@ from scheduler.app import make_app
 from scheduler.context import Context
 from scheduler.main import _sweep_until
 from scheduler.steps import claims, drive
+from scheduler.steps.importer import Importer
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.sweep import Sweeper
 from tests.unit.scheduler.farm import DEVICE, Farm
@@ -73,6 +74,43 @@ def test_a_step_that_takes_longer_than_a_claim_holds_is_taken_once(
     assert held_until(farm) == 0.0
     drive.drive(context(farm, "there"), "intake", "job")
     assert taken == ["here", "there"]
+
+
+def test_a_long_import_delays_no_step_of_the_same_scheduler(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    planned: list[str] = []
+    may_end = threading.Event()
+
+    def import_slowly(context: Context, job: jobs.Job) -> None:
+        imported.append(job.id)
+        assert may_end.wait(30.0)
+
+    steps = (
+        drive.Step("intake", frozenset({JobState.QUEUED}), import_slowly),
+        drive.Step("round", frozenset({JobState.TUNING}), lambda context, job: planned.append(job.id)),
+    )
+    monkeypatch.setattr(drive, "STEPS", steps)
+    for name in ("slow", "ready"):
+        farm.submit(name)
+    with farm.database.begin() as session:
+        jobs.advance(session, "ready", {JobState.QUEUED}, JobState.TUNING, farm.now)
+    here = context(farm, "here")
+    importer = Importer(here)
+    try:
+        importer.start("slow")
+        wait_until(lambda: imported == ["slow"])
+        importer.start("slow")
+        drive.drive(here, "round", "slow")
+        drive.drive(here, "round", "ready")
+        assert planned == ["ready"]
+        drive.drive(context(farm, "there"), "intake", "slow")
+        assert imported == ["slow"], "the import keeps its claim"
+    finally:
+        may_end.set()
+        importer.stop()
+    assert imported == ["slow"]
 
 
 def test_a_claim_that_another_scheduler_has_got_is_not_taken_back(
