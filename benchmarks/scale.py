@@ -8,8 +8,8 @@ workers' protocol over a connection of its own, but waits instead of measuring. 
 device class, which has one job with more trials than are used up. A lease's latency runs from the call
 until its answer, and the same call stores the results of the lease before.
 
-With --schedulers, no trials exist beforehand: schedulers import a network and plan them. The load runs with
-one server and one scheduler, then with more, up to the numbers given.
+With --schedulers, no trials exist beforehand: schedulers import a network and plan them, for a hundred
+workers of a class. The load runs with one server and one scheduler, then with more, up to the numbers given.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ FASTEST = 4000.0
 # All workers work for this long before counting begins: a fleet's first leases are small, so calls queue at
 # first. The leases of --quick are shorter.
 WARM_UP_S, WARM_UP_ALONE_S, QUICK_WARM_UP_S = 30.0, 5.0, 5.0
-# With schedulers: a job for each class, and more trials offered than they plan.
-PLANNED_WORKERS, PLANNED_CLASS_SIZE = 80, 20
+# With schedulers: a job for each class, and more trials offered than they plan. The default is a class for
+# each scheduler, because a job is planned by one at a time.
+PLANNED_CLASS_SIZE = 100
 PLANNED_TRIALS = 1_000_000
 # The cores' utilization if nothing else limits them.
 BUSY = 0.9
@@ -132,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = Output("benchmarks.scale", argv, args.json, CORES)
     try:
         if args.schedulers:
-            workers = args.workers or PLANNED_WORKERS
+            workers = args.workers or PLANNED_CLASS_SIZE * args.schedulers
             found = measure_planned(workers, args.seconds, args.servers, args.schedulers)
         else:
             workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
