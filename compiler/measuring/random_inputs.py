@@ -6,6 +6,7 @@ or from a range without overflow if the workload calculates with them: overflows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from compiler.measuring.magnitudes import NORMAL, Moments, magnitudes
 from compiler.tir_nodes import find_all
 from compiler.vocabulary import NARROW_BUFFERS
 from search.dag import NARROW
@@ -51,14 +53,16 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a workload or a model. Integers lie in `range`, both ends included. Floats that are
-    converted to integers stay small.
+    """A parameter of a workload or a model. Integers lie in `range`, both ends included. Floats have these
+    `moments`, and floats that are converted to integers stay small. A single scale, on which every result
+    depends, is never zero or large.
     """
 
     shape: tuple[int, ...]
     dtype: str
     range: tuple[int, int] = ANY_INDEX
     is_converted: bool = False
+    moments: Moments = NORMAL
 
     @property
     def is_float(self) -> bool:
@@ -73,14 +77,19 @@ class Parameter:
                 return rng.choice(np.array(inside, self.dtype), self.shape)
             wide = np.uint64 if low == 0 else np.int64
             return np.asarray(rng.integers(low, high, self.shape, wide, endpoint=True)).astype(self.dtype)
-        floats = np.asarray(rng.standard_normal(self.shape))
-        if kind is InputKind.LARGE:
+        is_single = self.moments != NORMAL and math.prod(self.shape) == 1
+        if is_single:
+            floats = np.asarray(rng.uniform(0.5, 1.5, self.shape))
+        else:
+            floats = np.asarray(rng.standard_normal(self.shape))
+        if kind is InputKind.LARGE and not is_single:
             few_bits = self.is_converted or tvm.DataType(self.dtype).bits < 32
             large = floats * (LARGE_OF_FEW_BITS if few_bits else LARGE)
             floats = np.where(rng.random(self.shape) < ZEROS, 0.0, large)
         elif kind is InputKind.SUBNORMAL:
             floats = floats * (0.25 * float(limits(self.dtype).smallest_normal))
-        return floats.astype(self.dtype)
+            return floats.astype(self.dtype)
+        return (self.moments.mean + math.sqrt(self.moments.variance) * floats).astype(self.dtype)
 
 
 def nudge(floats: NDArray[Any], by: float) -> NDArray[Any]:
@@ -100,14 +109,21 @@ def parameters(function: tirx.PrimFunc) -> list[Parameter]:
         _is_integer(cast.ty.dtype) and not _is_integer(cast.value.ty.dtype)
         for cast in find_all(function.body, tirx.Cast)
     )
+    ranges = {
+        number: _range(function, param)
+        for number, param in enumerate(function.params)
+        if _is_integer(param.ty.dtype)
+    }
+    moments = magnitudes(function, ranges)
     return [
         Parameter(
             tuple(int(extent) for extent in param.ty.shape),
             str(param.ty.dtype),
-            _range(function, param) if _is_integer(param.ty.dtype) else ANY_INDEX,
+            ranges.get(number, ANY_INDEX),
             is_converted,
+            moments.get(number, NORMAL),
         )
-        for param in function.params
+        for number, param in enumerate(function.params)
     ]
 
 
