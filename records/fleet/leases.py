@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import Row, Select, Update, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
@@ -22,8 +22,7 @@ from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
 from records.fleet.results import LeasedWork, LeaseResult, WorkKey
 from records.fleet.workers import WorkerSession
-from records.jobs import events, jobs, trials
-from records.jobs.trials import Trial, trial_of
+from records.jobs import events, jobs
 from records.schedules import schedules
 from records.storage.statements import among, changed, dialect_of, lock_job, oldest_pending, table_of
 from records.storage.tables import (
@@ -39,7 +38,8 @@ from records.storage.tables import (
 )
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
-# A trial's columns, the constants of its task, the best latency of its workload, and the model's bytes.
+# The columns of a LeasedTrial, the number of devices that were lost with it, its task's constants, the best
+# latency of its workload, and the model's bytes.
 CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
 # The scheduler may plan the next round each time that a lease has returned this many further results, and
@@ -58,6 +58,15 @@ DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it sent a result")
 # Building a statement takes longer than executing it, so statements of frequent calls are built once.
 _INSERT_LEASE = insert(table_of(LeaseRow))
+
+
+class LeasedTrial(NamedTuple):
+    """A trial that a worker measures or builds. `library_sha` names the library that a builder compiled."""
+
+    id: int
+    workload_hash: str
+    trace: str
+    library_sha: str | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class StoredLease:
     job_id: str
     attempt: int
     expires_at: float
-    trials: tuple[Trial, ...]
+    trials: tuple[LeasedTrial, ...]
     module_runs: tuple[StoredModuleRun, ...]
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
@@ -362,7 +371,9 @@ def _select_candidates() -> Select[*tuple[Any, ...]]:
         best_s.correlate(TrialRow).scalar_subquery().label("best_s"),
         model_bytes.scalar_subquery().label("model_bytes"),
     )
-    return select(*trials.COLUMNS, *looked_up).where(TrialRow.job_id == bindparam("job_id"))
+    # Without the program, which workers don't need: decoding its JSON took a tenth of a busy server's time.
+    columns = (getattr(TrialRow, name) for name in (*LeasedTrial._fields, "attempts"))
+    return select(*columns, *looked_up).where(TrialRow.job_id == bindparam("job_id"))
 
 
 @cache
@@ -484,7 +495,7 @@ def _stored_lease(
         job_id=lease.job_id,
         attempt=lease.attempt,
         expires_at=lease.expires_at,
-        trials=tuple(replace(trial_of(row), state="leased") for row in candidates),
+        trials=tuple(LeasedTrial(*row[: len(LeasedTrial._fields)]) for row in candidates),
         module_runs=tuple(replace(module_run_of(run), state="leased", lease_id=lease.id) for run in runs),
         constants={row.workload_hash: tuple(row.constants) for row in candidates},
         best_s={row.workload_hash: row.best_s for row in candidates if row.best_s is not None},

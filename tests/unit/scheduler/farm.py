@@ -28,7 +28,7 @@ from core.model_outline import InputOutline, ModelOutline, OperatorOutline
 from core.quantization import OutputAccuracy, Quantization
 from core.worker import Vitals, WorkerState
 from records.fleet import leases, module_runs, workers
-from records.fleet.leases import StoredLease
+from records.fleet.leases import LeasedTrial, StoredLease
 from records.fleet.module_runs import StoredModuleRun
 from records.fleet.results import LeaseResult
 from records.fleet.workers import WorkerSession
@@ -377,7 +377,7 @@ class Farm:
             return schedules.history(session, self.device.key)
 
 
-def measure(trial: Trial) -> Measurement:
+def measure(trial: LeasedTrial) -> Measurement:
     """Measure a trial: the same trace always takes the same time, and one in five does not build. A model's
     four kernels take 10 ms together, like the tuned library."""
     digest = zlib.crc32(trial.trace.encode())

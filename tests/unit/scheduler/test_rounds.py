@@ -18,6 +18,7 @@ from core.job import Budget, EndReason, JobState
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import workers
+from records.fleet.leases import LeasedTrial
 from records.fleet.workers import WorkerSession
 from records.jobs import jobs, trials
 from records.jobs.jobs import Job
@@ -352,7 +353,7 @@ class TestRemeasurement:
     ) -> None:
         lucky: set[str] = set()
 
-        def measured_luckily(trial: Trial) -> Measurement:
+        def measured_luckily(trial: LeasedTrial) -> Measurement:
             """The first program of each workload seems to be much faster than it is, the first time."""
             usual = measure(trial)
             if trial.workload_hash in lucky or usual.outcome is not Outcome.OK:
@@ -414,7 +415,7 @@ class TestDisturbedMeasurements:
         """The number of a program's next measurements that are disturbed, by its trace."""
         left: Counter[str] = Counter()
 
-        def measured(trial: Trial) -> Measurement:
+        def measured(trial: LeasedTrial) -> Measurement:
             usual = measure(trial)
             if not left[trial.trace] or usual.outcome is not Outcome.OK:
                 return usual
@@ -451,12 +452,15 @@ class TestDisturbedMeasurements:
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The timing of a program that seems slow ends after one call, so its seconds have no spread."""
+        seen: set[str] = set()
 
-        def measured(trial: Trial) -> Measurement:
+        def measured(trial: LeasedTrial) -> Measurement:
             usual = measure(trial)
             if usual.outcome is not Outcome.OK:
                 return usual
-            return Measurement(Outcome.OK, (9.0,) if trial.repeat else (2e-3,) * 7 + (0.3,) * 2)
+            is_repeat = trial.trace in seen
+            seen.add(trial.trace)
+            return Measurement(Outcome.OK, (9.0,) if is_repeat else (2e-3,) * 7 + (0.3,) * 2)
 
         monkeypatch.setattr("tests.unit.scheduler.farm.measure", measured)
         begin(farm, trials=2)
