@@ -7,13 +7,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from sqlalchemy import ColumnElement, Row, String, and_, case, func, or_, select
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import Session
 
-from core.measurement import Outcome
+from core.measurement import Outcome, is_noisy
 from records.jobs import jobs
 from records.storage.statements import digest, insert_into, lock_job, table_of
 from records.storage.tables import TrialRow
@@ -90,10 +91,16 @@ class Trial:
     library_sha: str | None = None
     repeat: int = 0
 
-    @property
+    # Cached, because planners keep finished trials and ask for these in every round.
+    @cached_property
     def latency_s(self) -> float | None:
         """The median of `run_s`; None unless the trial succeeded."""
         return statistics.median(self.run_s) if self.run_s else None
+
+    @cached_property
+    def is_disturbed(self) -> bool:
+        """Whether the repeats differ so much that the device must have been disturbed."""
+        return is_noisy(self.run_s)
 
 
 class MeasuredTrial(NamedTuple):

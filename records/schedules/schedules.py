@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, TypeAlias, cast
 
 from sqlalchemy import ColumnElement, Double, ScalarSelect, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from core import compatibility
-from core.measurement import Outcome
+from core.measurement import Outcome, is_noisy
 from records import devices
 from records.storage.statements import (
     ConflictInsert,
@@ -61,6 +61,11 @@ class Record:
     def __post_init__(self) -> None:
         if (self.latency_s is None) == (self.outcome is Outcome.OK):
             raise ValueError("a record has a latency if and only if it succeeded")
+
+    @cached_property
+    def is_disturbed(self) -> bool:
+        """Whether the repeats differ so much that the device must have been disturbed."""
+        return is_noisy(self.run_s)
 
     @property
     def is_foreign(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from core.measurement import is_noisy
 from records.jobs import events, trials
 from records.jobs.trials import NewTrial
 from records.schedules import schedules
@@ -30,7 +29,7 @@ def trials_of_disturbed(session: Session, group: Group) -> list[NewTrial]:
     tasks = {task.workload_hash: task for task in group.tasks}
     found: list[tuple[float, NewTrial]] = []
     for name, record in schedules.best_many(session, tasks, job.device_class).items():
-        if record.source != "trial" or not is_noisy(record.run_s):
+        if record.source != "trial" or not record.is_disturbed:
             continue
         task, seconds = tasks[name], record.latency_s or 0.0
         repeat = trials.last_repeat(session, task.id, record.trace) + 1

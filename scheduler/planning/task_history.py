@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from core.measurement import Outcome, is_noisy
+from core.measurement import Outcome
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
@@ -42,13 +42,13 @@ class MeasuredTrace:
 class TaskHistory:
     """The traces of a task.
 
-    measured       every measured trace, once
+    measured       every measured trace, by its text
     open_traces    the traces that wait for a device or are being measured
     open_programs  their programs, where these are programs of the space
     latencies      seconds of every measurement, oldest first; inf for a failure
     """
 
-    measured: tuple[MeasuredTrace, ...]
+    measured: Mapping[str, MeasuredTrace]
     open_traces: tuple[str, ...]
     open_programs: frozenset[Program]
     latencies: tuple[float, ...]
@@ -64,11 +64,11 @@ class TaskHistory:
             program = space.program(record.trace, record.program)
             seconds = _seconds(record.outcome, record.latency_s)
             found[record.trace] = MeasuredTrace(
-                record.trace, record.program, program, seconds, disturbed=is_noisy(record.run_s)
+                record.trace, record.program, program, seconds, disturbed=record.is_disturbed
             )
         for trial in done:
             seconds = _seconds(trial.outcome, trial.latency_s)
-            disturbed, before = is_noisy(trial.run_s), found.get(trial.trace)
+            disturbed, before = trial.is_disturbed, found.get(trial.trace)
             if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
                 # It ran before, so only a wrong result invalidates the earlier measurements.
                 seconds, disturbed = before.seconds, before.disturbed
@@ -80,7 +80,7 @@ class TaskHistory:
         waiting = [trial for trial in trials if trial.state != "done"]
         programs = [space.program(trial.trace, trial.program) for trial in waiting]
         return cls(
-            measured=tuple(found.values()),
+            measured=found,
             open_traces=tuple(trial.trace for trial in waiting),
             open_programs=frozenset(program for program in programs if program is not None),
             latencies=tuple(found[trace].seconds for trace in traces),
@@ -89,7 +89,7 @@ class TaskHistory:
     @property
     def measured_programs(self) -> list[tuple[Program, float]]:
         """The space's measured programs and their seconds."""
-        return [(one.program, one.seconds) for one in self.measured if one.program is not None]
+        return [(one.program, one.seconds) for one in self.measured.values() if one.program is not None]
 
     @property
     def num_issued(self) -> int:
@@ -97,7 +97,7 @@ class TaskHistory:
         return len(self.latencies) + len(self.open_traces)
 
     def has(self, trace: str) -> bool:
-        return trace in self.open_traces or any(one.trace == trace for one in self.measured)
+        return trace in self.open_traces or trace in self.measured
 
     def issue(self, trace: str, program: Program | None) -> TaskHistory:
         """Return the history with one more open trace."""
@@ -107,7 +107,7 @@ class TaskHistory:
     @property
     def doubtful(self) -> MeasuredTrace | None:
         """The fastest trace, if it has to be measured again and isn't being measured."""
-        fastest = min(self.measured, key=lambda one: one.seconds, default=None)
+        fastest = min(self.measured.values(), key=lambda one: one.seconds, default=None)
         is_open = fastest is not None and fastest.trace in self.open_traces
         return fastest if fastest is not None and fastest.is_doubtful and not is_open else None
 
@@ -116,7 +116,8 @@ class TaskHistory:
         doubtful one is first.
         """
         first = [self.doubtful] if count and self.doubtful is not None else []
-        idle = [one for one in self.measured if one.trace not in self.open_traces and one not in first]
+        open_traces = set(self.open_traces)
+        idle = [one for one in self.measured.values() if one.trace not in open_traces and one not in first]
         timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
         return first + [idle[number] for number in select_for_remeasurement(timed, count - len(first))]
 

@@ -383,11 +383,11 @@ class TestRemeasurement:
 
     def test_a_failed_remeasurement_keeps_the_first_seconds(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
-        assert self._gathered(farm, trial, again).measured[0].seconds == 2e-3
+        assert self._gathered(farm, trial, again).measured[trial.trace].seconds == 2e-3
 
     def test_a_wrong_remeasurement_revokes_the_first_result(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.WRONG_RESULT)
-        assert math.isinf(self._gathered(farm, trial, again).measured[0].seconds)
+        assert math.isinf(self._gathered(farm, trial, again).measured[trial.trace].seconds)
 
     def test_leased_programs_are_not_remeasured(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.OK)
