@@ -282,12 +282,8 @@ define linkonce_odr hidden i32 @{name}() #0 {{
 def _functions(product: TileProduct) -> list[str]:
     """Return the functions, in LLVM's IR, that load sums into tiles, that add a product to them, and that
     store them.
-
-    In memory, a step's columns begin where the previous step's columns end.
     """
     tiles = _sums_tiles(product)
-    row_bytes, columns_stride = product.each * _item_bytes(product), 4 * product.lanes
-    step_bytes = product.each // product.column_depth * columns_stride
     places = [
         line
         for tile, row, lane in tiles
@@ -300,42 +296,28 @@ def _functions(product: TileProduct) -> list[str]:
     sums = "ptr %sums, i64 %sums_stride"
     loads = [_move("tileloadd64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles]
     stores = [_move("tilestored64", tile, f"%sums{tile}", "%sums_stride") for tile, _, _ in tiles]
-    steps = [
-        "  br label %loop",
-        "loop:",
-        "  %step = phi i64 [0, %start], [%next, %loop]",
-        f"  %along_rows = mul i64 %step, {row_bytes}",
-        f"  %along_columns = mul i64 %step, {step_bytes}",
-        "  %step_columns = getelementptr i8, ptr %columns, i64 %along_columns",
-        *_step(product, columns_stride),
-        "  %next = add i64 %step, 1",
-        f"  %goes_on = icmp ult i64 %next, {product.steps}",
-        "  br i1 %goes_on, label %loop, label %end",
-        "end:",
-    ]
     operands = "ptr %rows, i64 %rows_stride, ptr %columns"
     return [
         _function(_LOAD + product.name, sums, ["tileloadd64"], [*places, *loads]),
-        _function(_ADD + product.name, operands, ["tileloadd64", product.instruction], steps),
+        _function(_ADD + product.name, operands, ["tileloadd64", product.instruction], _step(product)),
         _function(_STORE + product.name, sums, ["tilestored64"], [*places, *stores]),
     ]
 
 
-def _step(product: TileProduct, columns_stride: int) -> list[str]:
-    """Return the instructions of a step. Each operand is loaded just before the first product with it."""
+def _step(product: TileProduct) -> list[str]:
+    """Return the instructions that add a product. Each operand is loaded just before it is used first."""
     lines: list[str] = []
     for tile, row, lane in _sums_tiles(product):
         if lane == 0:
             lines += [
                 f"  %down{row} = mul i64 %rows_stride, {row * TILE_ROWS}",
-                f"  %first{row} = getelementptr i8, ptr %rows, i64 %down{row}",
-                f"  %rows{row} = getelementptr i8, ptr %first{row}, i64 %along_rows",
+                f"  %rows{row} = getelementptr i8, ptr %rows, i64 %down{row}",
                 _move("tileloadd64", _ROWS + row, f"%rows{row}", "%rows_stride"),
             ]
         if row == 0:
             lines += [
-                f"  %columns{lane} = getelementptr i8, ptr %step_columns, i64 {lane * ROW_BYTES}",
-                _move("tileloadd64", _COLUMNS + lane, f"%columns{lane}", columns_stride),
+                f"  %columns{lane} = getelementptr i8, ptr %columns, i64 {lane * ROW_BYTES}",
+                _move("tileloadd64", _COLUMNS + lane, f"%columns{lane}", 4 * product.lanes),
             ]
         operands = f"i8 {tile}, i8 {_ROWS + row}, i8 {_COLUMNS + lane}"
         lines.append(f"  call void @llvm.x86.{product.instruction}({operands})")

@@ -65,8 +65,6 @@ BUDGET_S = 20.0
 # In each round, a kernel is called for REPEAT_S. A call takes CALL_S, and a chain of CHAIN_S follows it.
 ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
 LAUNCHES = 100
-# The steps of a product of tiles whose operands fit the first cache.
-TILE_PRODUCT_STEPS = 8
 OTHER_TYPES = ("float16", "bfloat16", "int32", "float64")
 # The working set for memory's rate has TIMES_L3 times the size of the L3 cache, between MIN_BYTES and
 # MAX_BYTES, and at most FREE_SHARE of the free memory. Below MIN_TIMES_L3 times the L3 cache, memory isn't
@@ -281,13 +279,12 @@ class _Calibration:
                 continue
             # Neighbours along the depth fill 32 bits.
             each = ROW_BYTES * neighbours_of(instruction) // 4
-            product = TileProduct(MAX_ROWS, MAX_LANES, TILE_PRODUCT_STEPS, each, instruction)
+            product = TileProduct(MAX_ROWS, MAX_LANES, each, instruction)
             kernel = microkernels.build_module(partial(microkernels.tile_products, product))
             main = tvm.compile(kernel, target=self._target, tir_pipeline=PIPELINE)["main"]
-            depth_bytes = TILE_PRODUCT_STEPS * ROW_BYTES
-            rows, columns = (_tensor(extent * depth_bytes, "int8") for extent in (MAX_ROWS, MAX_LANES))
+            rows, columns = (_tensor(extent * ROW_BYTES, "int8") for extent in (MAX_ROWS, MAX_LANES))
             call = partial(main, rows, columns, _tensor(MAX_ROWS * MAX_LANES, "int32"))
-            vectors = MAX_ROWS * MAX_LANES * depth_bytes / self._device.vector_bytes
+            vectors = MAX_ROWS * MAX_LANES * ROW_BYTES / self._device.vector_bytes
 
             def record(cycles: float, _: float, rate: str = product.rate, vectors: float = vectors) -> None:
                 self._record_multiply_adds(rate, vectors / cycles)

@@ -92,7 +92,7 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
         spills = np.zeros_like(spills)
         products = body.tile.prod(axis=0, dtype=np.float64) / (product.tall * product.lanes)
         # The sums of one product stay in tiles while the loops go along the reduction.
-        kept = np.where(products == 1, body.chain, product.steps)
+        kept = np.where(products == 1, body.chain, 1)
         step = products * _product_cycles(product, kept, parameters)
     return {
         "vector_width": body.width.astype(np.float64),

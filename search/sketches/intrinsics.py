@@ -166,7 +166,7 @@ def best_tile_product(dag: Dag, node: Node, device: Device) -> TileProduct | Non
         if not set(instruction.features) <= set(device.features):
             continue
         each = neighbours_of(name)
-        roles = match_roles(dag, node, TileProduct(1, each, 1, each, name, stride))
+        roles = match_roles(dag, node, TileProduct(1, each, each, name, stride))
         if roles is not None:
             rows, lanes, depth = (node.axes[axis].extent for axis in roles.extents)
             taps = [node.axes[axis].extent for axis in node.reduction]

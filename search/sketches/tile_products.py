@@ -2,8 +2,9 @@
 
 A tile is a register of 16 rows of 64 bytes. An instruction adds the product of two tiles to a third one:
     sums[row, lane] += rows[row, 0] * columns[0, lane] + ... + rows[row, each - 1] * columns[each - 1, lane]
-An intrinsic keeps up to 2x2 tiles of sums in registers while it repeats this in `steps` along the depth. The
-tiles at its edges are smaller than the others: Linux and the processor let programs configure their sizes.
+An intrinsic does this for up to 2x2 tiles of sums, which stay in registers while the loops go along the depth
+(compiler.codegen.tile_instructions). The tiles at its edges are smaller than the others: Linux and the
+processor let programs configure their sizes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ SUMS = ROW_BYTES // 4
 MAX_ROWS, MAX_LANES = SIDE * TILE_ROWS, SIDE * SUMS
 # With fewer rows, lanes, or groups of neighbours along the depth, dot products are faster.
 MIN_ROWS, MIN_LANES, MIN_GROUPS = 4, 8, 4
-# With more steps, the operands of an intrinsic don't fit the L1 cache.
-MAX_STEPS = 16
 # The distances of rows that convolutions have.
 STRIDES = (1, 2)
 
@@ -43,12 +42,12 @@ INSTRUCTIONS = {
     "tdpbuud": TileInstruction("uint8", "uint8", "int32", ("amx_int8", "amx_tile")),
     "tdpbf16ps": TileInstruction("bfloat16", "bfloat16", "float32", ("amx_bf16", "amx_tile")),
 }
-_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)x(\d+)(?:_by(\d+))?(?:_over(\d+))?_({'|'.join(INSTRUCTIONS)})")
+_NAME = re.compile(rf"amx_(\d+)x(\d+)x(\d+)(?:_by(\d+))?(?:_over(\d+))?_({'|'.join(INSTRUCTIONS)})")
 
 
 @dataclass(frozen=True)
 class TileProduct:
-    """An intrinsic of `tall` rows and `lanes` columns. Each of its `steps` adds `each` products to a sum.
+    """An intrinsic of `tall` rows and `lanes` columns. It adds `each` products to a sum.
 
     It reads every row of its operand that is a multiple of `stride`, as convolutions with strides do. With
     several `taps`, it continues along the depth with the row's next neighbours: a convolution of few channels
@@ -58,7 +57,6 @@ class TileProduct:
 
     tall: int
     lanes: int
-    steps: int
     each: int
     instruction: str
     stride: int = 1
@@ -68,7 +66,7 @@ class TileProduct:
     def name(self) -> str:
         by = f"_by{self.stride}" if self.stride > 1 else ""
         over = f"_over{self.taps}" if self.taps > 1 else ""
-        return f"amx_{self.tall}x{self.lanes}x{self.steps}x{self.each}{by}{over}_{self.instruction}"
+        return f"amx_{self.tall}x{self.lanes}x{self.each}{by}{over}_{self.instruction}"
 
     @property
     def types(self) -> TileInstruction:
@@ -89,7 +87,7 @@ class TileProduct:
     @property
     def depth(self) -> int:
         """The elements of a row, along the depth."""
-        return self.steps * self.each // self.taps
+        return self.each // self.taps
 
     @property
     def read_rows(self) -> int:
@@ -130,15 +128,15 @@ def tile_product(name: str) -> TileProduct | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    tall, lanes, steps, each, *places = (int(number or 1) for number in found.groups()[:6])
-    return TileProduct(tall, lanes, steps, each, found.group(7), *places)
+    tall, lanes, each, *places = (int(number or 1) for number in found.groups()[:5])
+    return TileProduct(tall, lanes, each, found.group(6), *places)
 
 
 def fitting_product(
     rows: int, lanes: int, depth: int, instruction: str, stride: int = 1, taps: int = 1
 ) -> TileProduct | None:
     """Return the largest intrinsic of rows with this stride that divides these extents; None if only small
-    ones do. With several `taps`, the depth of all of them is one step.
+    ones do. With several `taps`, it has the depth of all of them.
 
     Lanes and depth are multiples of the instruction's neighbours.
     """
@@ -150,9 +148,7 @@ def fitting_product(
     groups = taps * depth // neighbours if taps > 1 else _largest_divisor(depth // neighbours, TILE_ROWS)
     if tall < MIN_ROWS or wide < MIN_LANES or not MIN_GROUPS <= groups <= TILE_ROWS:
         return None
-    each = groups * neighbours
-    steps = _largest_divisor(taps * depth // each, MAX_STEPS)
-    return TileProduct(tall, wide, steps, each, instruction, stride, taps)
+    return TileProduct(tall, wide, groups * neighbours, instruction, stride, taps)
 
 
 def _largest_divisor(extent: int, limit: int) -> int:
