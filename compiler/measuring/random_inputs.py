@@ -32,6 +32,8 @@ ZEROS = 0.125  # the fraction of zeros among large floats
 CALCULATIONS = (tirx.Add, tirx.Sub, tirx.Mul)
 # Divisors and shift widths must not be arbitrary: no zeros, no shifts beyond the type's width.
 DIVISORS_AND_SHIFTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
+# The range of a single integer that a workload calculates with, such as a zero of bytes.
+ZEROS_OF_BYTES = (-128, 255)
 # The range of integers if their use is unknown: they could index anything.
 ANY_INDEX = (0, 1)
 
@@ -156,6 +158,8 @@ def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
         least, most = -NARROW, NARROW
     if bits is None:
         return least, most
+    if math.prod(int(extent) for extent in param.ty.shape) == 1:
+        return max(least, ZEROS_OF_BYTES[0]), min(most, ZEROS_OF_BYTES[1])
     moderate = 1 << (bits // 2 - 2)  # its square is a sixteenth of the type's range
     return max(least, -moderate), moderate
 

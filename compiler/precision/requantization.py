@@ -154,8 +154,7 @@ class _Block:
         return (0.0, None) if zero is None else (zero, shift)
 
     def _store_as_read(self, stored: relax.Var, conversion: Call, edits: _Edits) -> None:
-        """Let a quantizer store what its readers make of the bytes: integers of 16 bits, or floats, without
-        the zero.
+        """Let a quantizer store what its readers make of the bytes: integers of 16 bits, without the zero.
 
             lv = round(add(x, zero))
             lv1 = astype(minimum(maximum(lv, 0), 255), "uint8")
@@ -166,8 +165,11 @@ class _Block:
             lv2 = astype(maximum(lv, -zero), "int16")
             lv3 = astype(lv2, "float32")
 
-        Integers have the lower bound, and floats are converted from them in the same kernel: so NaN becomes
-        the lower bound, as in ONNX Runtime. x86 turns it into the lowest int32.
+        A single reader of floats is in the same kernel, and converts integers of 16 bits too. It still
+        subtracts the zero, because bounds with the zero would make kernels of equal layers differ.
+
+        Integers have the lower bound, so that NaN becomes this bound, as in ONNX Runtime: x86 turns NaN into
+        the lowest int32.
         """
         high = self._only_call(conversion.args[0], "minimum")
         low = None if high is None else self._only_call(high.args[0], "maximum")
@@ -182,6 +184,8 @@ class _Block:
         if zero is None or least is None or greatest is None or types - {*WIDE} or not are_wide:
             return
         removed = {call for call in reads if call is not None and str(call.ty.dtype) == "int16"} | {low}
+        if "int16" not in types:
+            zero = 0.0
         if zero:
             for user in self._users[stored]:
                 inner = [self._calls.get(variable) for variable in self._users[user]]

@@ -210,6 +210,42 @@ def test_ranks_are_raised_and_scalars_lowered_again() -> None:
     np.testing.assert_array_equal(_run(lower_scalars(raised)), _run(mod))
 
 
+def test_scales_and_zeros_of_bytes_stay_tensors() -> None:
+    """So do constants that a rounding follows, but neither bounds nor other scalars."""
+
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        value = b.emit(relax.op.astype(x, "uint8"))
+        for compute, number in (
+            (None, 0.0),
+            (relax.op.subtract, 3.0),
+            (relax.op.multiply, 0.1),
+            (relax.op.add, 1.0),
+            (relax.op.tanh, None),
+            (relax.op.multiply, 0.5),
+            (relax.op.maximum, -1.0),
+            (relax.op.add, 7.0),
+        ):
+            operand = [] if number is None else [relax.const(number)]
+            value = b.emit(compute(value, *operand) if compute else relax.op.astype(value, "float32"))
+        return relax.op.round(value)
+
+    lowered = lower_scalars(raise_ranks(_module(emit)))
+    shapes = [(_name(c), tuple(c.args[1].value.shape)) for c in _calls(lowered) if len(c.args) == 2]
+    one = (1,) * len(SHAPE)
+    assert shapes == [
+        ("subtract", one),
+        ("multiply", one),
+        ("add", ()),
+        ("multiply", one),
+        ("maximum", ()),
+        ("add", one),
+    ]
+
+
+def _name(call: Any) -> str:
+    return str(call.op.name).removeprefix("relax.")
+
+
 def _calls(mod: tvm.IRModule) -> list[Any]:
     return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
 

@@ -11,7 +11,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tvm import te
+from tvm import te, topi
 
 from compiler.measuring.expected import Expected, from_keys, keys_of
 from compiler.measuring.gpu_comparison import checked_values
@@ -223,6 +223,14 @@ def test_arguments_that_may_overflow_are_small(compute: Callable[[Any], Any], en
     data = te.placeholder((SIZE,), "int32", name="data")
     function = te.create_prim_func([data, te.compute((SIZE,), lambda i: compute(data[i]), name="result")])
     assert parameters(function)[0].range == ends
+
+
+@pytest.mark.parametrize(("dtype", "ends"), [("int32", (-128, 255)), ("uint8", (0, 255))])
+def test_a_single_integer_is_drawn_like_a_zero_of_bytes(dtype: str, ends: tuple[int, int]) -> None:
+    """A larger one would hide the integers that it is added to."""
+    data, zero = (te.placeholder(shape, dtype, name="x") for shape in ((SIZE, SIZE), (1, 1)))
+    function = te.create_prim_func([data, zero, topi.add(data, topi.multiply(zero, data))])
+    assert parameters(function)[1].range == ends
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool"])
