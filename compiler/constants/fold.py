@@ -214,7 +214,8 @@ def _dequantize(values: Sequence[Array], attrs: tvm.ir.Attrs, _shape: tuple[int,
         return None
     along = [-1 if axis == int(attrs.axis) % max(data.ndim, 1) else 1 for axis in range(data.ndim)]
     scale, zero = (value if value.size == 1 else value.reshape(along) for value in values[1:])
-    return np.multiply(np.subtract(data, zero, dtype=np.int32).astype(np.float32), scale)
+    with np.errstate(over="ignore"):  # a mask's least float may become infinite
+        return np.multiply(np.subtract(data, zero, dtype=np.int32).astype(np.float32), scale)
 
 
 def _dequantize_biases(values: Sequence[Array], attrs: tvm.ir.Attrs, shape: tuple[int, ...]) -> Array | None:

@@ -129,7 +129,8 @@ class Layers:
                 middles = None
                 if rounded is not None:
                     steps = wanted[rounded].astype(np.float64) / self.scales[name]
-                    middles = np.abs(steps - np.floor(steps) - 0.5) < NEAR_MIDDLE
+                    with np.errstate(invalid="ignore"):  # masks hold infinities
+                        middles = np.abs(steps - np.floor(steps) - 0.5) < NEAR_MIDDLE
                 share = MAX_SHARE if middles is not None or node.op_type in MULTIPLY else MAX_SHARE_OF_MIDDLES
                 if wrong := compare(wanted[name], found[name], middles, share):
                     yield f"operator {node.op_type} of {node_name(node)}", name, wrong

@@ -234,6 +234,34 @@ def test_nan_becomes_the_least_byte(stored: str, kind: tuple[str, int]) -> None:
 
 
 @needs_avx2
+@pytest.mark.parametrize("largest", [NARROW, 127])
+def test_the_least_float_of_a_mask_may_become_nan(largest: int) -> None:
+    """As in BERT: the mask's bytes are restored as -inf, times 0 they are NaN, and its byte is the least."""
+    graph = Quantized("uint8", 255, largest=largest)
+    least = np.float32(np.finfo(np.float32).min)
+    scale = np.nextafter(-least / np.float32(255), np.float32(np.inf))
+    stored = graph.constant(np.zeros((1, 1), np.uint8))
+    parameters = graph.constant(scale), graph.constant(np.array(255, np.uint8))
+    mask = graph.node("Mul", graph.node("DequantizeLinear", stored, *parameters), "hidden")
+    restored = graph.bytes_of(mask, float(scale))
+    graph.zero = 121
+    scores = graph.node("MatMul", graph.bytes_of("x"), graph.weight(32, 24, axis=1))
+    weights = graph.node("Softmax", graph.node("Add", graph.bytes_of(scores), restored))
+    graph.zero = 0
+    model = graph.model({"x": (5, 32), "hidden": (5, 24)}, graph.bytes_of(weights, 1 / 255))
+    rng = np.random.default_rng(1)
+    feeds = {
+        "x": rng.standard_normal((5, 32)).astype(np.float32),
+        "hidden": (rng.random((5, 24)) < 0.5).astype(np.float32),
+    }
+    (expected,) = _without_kernels_of_bytes(model)(None, feeds)
+    fused = fuse(read_onnx(model, {}), HASWELL.target)
+    found = _run(fused, [*feeds.values()], HASWELL.target)
+    assert np.isfinite(expected).all()
+    assert np.abs(found - expected).max() < 1.01 / 255
+
+
+@needs_avx2
 def test_a_quantizer_leaves_no_multiplication_and_no_relu() -> None:
     model, _ = convolution(Quantized("uint8", 0))
     names = [task.name for task in extract_tasks(fuse(read_onnx(model, {}), HASWELL.target))]
