@@ -161,7 +161,9 @@ def layers(files: Iterable[Results]) -> str:
     for name in INSTRUCTION_SETS.values():
         last = ratios[name, conditions[-1]]
         if not last:
-            rows.append([name, "not measured", *[""] * (len(conditions) + 2)])
+            rows += (
+                [[name, "not measured", *[""] * (len(conditions) + 2)]] if name in CLASSES.values() else []
+            )
             continue
         means = [
             statistics.geometric_mean(ratios[name, condition].values())
@@ -449,7 +451,7 @@ def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
     for name in INSTRUCTION_SETS.values():
         own = [row for row in rows if row[0] == name]
         if not own:
-            result.append([name, "not measured", *[""] * (columns.stop - 1)])
+            result += [[name, "not measured", *[""] * (columns.stop - 1)]] if name in CLASSES.values() else []
             continue
         values = [[float(row[column]) for row in own if row[column]] for column in columns]
         means = [number(statistics.geometric_mean(each)) if each else "" for each in values]

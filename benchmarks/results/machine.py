@@ -20,9 +20,12 @@ VECTORS = (
 )
 
 # The names of instruction sets by processor flag, the largest first.
-INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
+INSTRUCTION_SETS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
 # The instruction sets of INSTRUCTION_SETS that depend on a feature.
-_LOST_WITH = {"avx": ("avx2", "avx512f"), "avx2": ("avx2", "avx512f")}
+_LOST_WITH = {
+    **dict.fromkeys(("avx", "avx2"), ("avx2", "avx512f", "amx_tile")),
+    "avx512f": ("avx512f", "amx_tile"),
+}
 
 
 def describe(threads: int, without: Sequence[str] = ()) -> str:

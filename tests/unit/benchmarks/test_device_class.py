@@ -78,6 +78,9 @@ def test_the_largest_instruction_set_that_is_left_is_named(cpu_info: Path) -> No
     assert machine.instruction_set() == "AVX-512"
     assert machine.instruction_set(CLASSES["avx2"].without) == "AVX2"
     assert machine.instruction_set(CLASSES["sse42"].without) == "SSE4.2"
+    cpu_info.write_text(cpu_info.read_text().replace("avx512_vnni", "avx512_vnni amx_tile"))
+    assert machine.instruction_set() == "AMX"
+    assert machine.instruction_set(CLASSES["avx2"].without) == "AVX2"
     cpu_info.write_text(BOARD)
     assert machine.instruction_set() == ""
 
