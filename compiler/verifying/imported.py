@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
 from compiler.verifying.splitting import given_values, selected_from, split_at
 from compiler.verifying.steps.formats import Defined, compute_edge, index_extents_of, split_into_steps
-from compiler.verifying.steps.step import Step
+from compiler.verifying.steps.step import Step, StepwiseModel
 
 Array = NDArray[Any]
 # Operators, their right values by name, and what each computes from the right values of others.
@@ -83,13 +82,14 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
     if isinstance(file, ExportedProgram):
         check_shorter_steps(file, model.computed_in)
     imported: Imported | None = None
+    operators = _Operators(file, target)
     extents = index_extents_of(file)
     first: Mapping[str, Array] = {}
     for what, inputs in zip(ORDINARY_SETS, drawn(file.inputs, extents), strict=True):
         expected = file.compute(inputs)
         imported = imported or Imported(model, target)
         actual = list(imported.compute(inputs).values())
-        _check_computed(file, inputs, target, model.computed_in, expected, actual)
+        _check_computed(operators, inputs, model.computed_in, expected, actual)
         first = first or inputs
         yield Agreement(what)
     for edge in edge_sets(file.inputs, extents, first):
@@ -98,15 +98,13 @@ def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[Agreem
             continue
         found = list(imported.compute(edge.inputs).values())
         wrong = compare_edges(right, found, model.computed_in)
-        yield Agreement(
-            edge.what, _explain_edge_by_operator(file, edge, target, model.computed_in) if wrong else ""
-        )
+        note = _explain_edge_by_operator(operators, edge, model.computed_in) if wrong else ""
+        yield Agreement(edge.what, note)
 
 
 def _check_computed(
-    file: Defined,
+    operators: _Operators,
     inputs: Mapping[str, Array],
-    target: str,
     computed_in: str,
     expected: Sequence[Array],
     actual: Sequence[Array],
@@ -114,41 +112,32 @@ def _check_computed(
     """Do the same as `_check_outputs` for a model of another format than ONNX."""
     if wrong := compare_outputs(expected, actual, computed_in):
         if computed_in == "quantized":
-            after_nudge = file.compute({name: nudged(array) for name, array in inputs.items()})
+            after_nudge = operators.file.compute({name: nudged(array) for name, array in inputs.items()})
             if changes_likewise(expected, actual, own_changes(expected, after_nudge)):
                 raise NoReference(f"{CHANGES_LIKEWISE} ({wrong})")
-        raise ModelError(f"{_describe_by_operator(file, inputs, target, computed_in, wrong)}; {ADVICE}")
+        raise ModelError(f"{_describe_by_operator(operators, inputs, computed_in, wrong)}; {ADVICE}")
     if _are_far_off(expected, actual, computed_in):
-        wrong = _far_off_step(partial(_operator_values, file, inputs, target), computed_in)
+        wrong = _far_off_step(operators, inputs, computed_in)
         if wrong:
             raise ModelError(f"{wrong}; {ADVICE}")
 
 
-def _explain_edge_by_operator(file: Defined, edge: EdgeSet, target: str, computed_in: str) -> str:
+def _explain_edge_by_operator(operators: _Operators, edge: EdgeSet, computed_in: str) -> str:
     """Do the same as `_explain_edge` for a model of another format than ONNX."""
     try:
-        steps, values, found = _operator_values(file, edge.inputs, target)
+        steps, values, found = operators.compute(edge.inputs)
     except Exception as error:  # exceptions of PyTorch, MLIR and TVM have no common class
         reason = first_line(error)
         return f"for {edge.what}, outputs differ, and the operators can't be compared one by one ({reason})"
     return _explain_edge_by_step(steps, {**values, **edge.inputs}, found, edge, computed_in)
 
 
-def _operator_values(file: Defined, inputs: Mapping[str, Array], target: str) -> Steps:
-    """Return the operators of a model, their right values, and the values that each computes from right
-    operands."""
-    split = split_into_steps(file)
-    values = dict(split.reference(inputs))
-    own = Imported(split.to_relax(), target).compute({**inputs, **split.given(values)})
-    return split.steps, values, dict(zip(values, own.values(), strict=True))
-
-
 def _describe_by_operator(
-    file: Defined, inputs: Mapping[str, Array], target: str, computed_in: str, wrong: str
+    operators: _Operators, inputs: Mapping[str, Array], computed_in: str, wrong: str
 ) -> str:
     """Do the same as `_describe` for a model of another format than ONNX."""
     try:
-        steps, values, found = _operator_values(file, inputs, target)
+        steps, values, found = operators.compute(inputs)
     except Exception:  # exceptions of PyTorch, MLIR and TVM have no common class
         steps, values, found = (), {}, {}
     for step in steps:
@@ -174,6 +163,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
     inner = reference if is_same or not cut else Reference(file.proto, cut)
     layers = Layers.of(file)
     in_layers = None if layers is None else _LayerRunner(layers, target, tuned_for)
+    nodes = _Nodes(file, target)
     imported: Imported | None = None
     first: Mapping[str, Array] = {}
 
@@ -192,7 +182,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
             wanted |= inner.compute(given_inputs)
         found = compute(wanted).compute_like(wanted, {**inputs, **given_values(cut, wanted)})
         pairs = {name: wanted[name] for name in names}
-        note = _check_outputs(file, reference, inputs, target, pairs, found, in_layers is not None)
+        note = _check_outputs(nodes, reference, inputs, pairs, found, in_layers is not None)
         if in_layers is not None:
             in_layers.check(inputs)
         first = first or inputs
@@ -210,37 +200,23 @@ def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> It
         wrong = compare_edges(
             [right[name] for name in names], [found[name] for name in names], file.computed_in
         )
-        yield Agreement(edge.what, _explain_edge(file, edge, target) if wrong else "")
+        yield Agreement(edge.what, _explain_edge(nodes, edge) if wrong else "")
 
 
-def _explain_edge(file: OnnxFile, edge: EdgeSet, target: str) -> str:
+def _explain_edge(nodes: _Nodes, edge: EdgeSet) -> str:
     """Return a note on outputs that differ for inputs at the edges. Each node is compared separately, for the
     reference's values. Raises ModelError for the first node with a wrong result."""
     try:
-        steps, values, found = _split_nodes(file, edge.inputs, target)
+        steps, values, found = nodes.compute(edge.inputs)
     except ModelError as error:
         return f"for {edge.what}, outputs differ, and the nodes can't be compared one by one ({error})"
-    return _explain_edge_by_step(steps, values, found, edge, file.computed_in)
-
-
-def _split_nodes(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Steps:
-    """Return the nodes of a model, their right values, and what each computes from right operands."""
-    outputs = [name for node in file.proto.graph.node for name in node.output if name]
-    values = Reference(file.proto, outputs).compute({**inputs, **file.weights})
-    cut = [name for name in varying(file) if can_be_given(values[name])]
-    results = [name for name in cut if values[name].size]
-    own = Imported(import_file(split_at(file, cut, values), results), target)
-    found = own.compute_like(values, {**inputs, **given_values(cut, values)})
-    values |= {**file.weights, **inputs}
-    values |= {one.name: onnx.numpy_helper.to_array(one) for one in file.proto.graph.initializer}
-    return [step_of(node) for node in file.proto.graph.node], values, found
+    return _explain_edge_by_step(steps, values, found, edge, nodes.file.computed_in)
 
 
 def _check_outputs(
-    file: OnnxFile,
+    nodes: _Nodes,
     reference: Reference,
     inputs: Mapping[str, Array],
-    target: str,
     wanted: Mapping[str, Array],
     found: Mapping[str, Array],
     in_layers: bool,
@@ -251,8 +227,8 @@ def _check_outputs(
     Return a note if they differ as much as the reference's own values change with `nudged` inputs, "" if
     they agree. Such a model must be compared `in_layers`; otherwise raise NoReference.
     """
+    file, message = nodes.file, ""
     expected, actual = list(wanted.values()), [found[name] for name in wanted]
-    message = ""
     if wrong := compare_outputs(expected, actual, file.computed_in):
         if file.computed_in == "quantized":
             given = {**{name: nudged(array) for name, array in inputs.items()}, **file.weights}
@@ -262,9 +238,9 @@ def _check_outputs(
                 if in_layers:
                     return f"{CHANGES_LIKEWISE} ({wrong}); each layer by itself agrees"
                 raise NoReference(f"{CHANGES_LIKEWISE} ({wrong})")
-        message = _describe(file, inputs, target, wrong)
+        message = _describe(file, inputs, nodes.target, wrong)
     elif _are_far_off(expected, actual, file.computed_in) and not reference.doubt:
-        message = _far_off_step(partial(_split_nodes, file, inputs, target), file.computed_in)
+        message = _far_off_step(nodes, inputs, file.computed_in)
     if message and reference.doubt:
         raise NoReference(
             f"ONNX Runtime can't run it ({reference.doubt}), and ONNX's reference evaluator, which has "
@@ -298,12 +274,12 @@ def _are_far_off(expected: Sequence[Array], actual: Sequence[Array], computed_in
     return any(far_off(right, own, computed_in) for right, own in zip(expected, actual, strict=True))
 
 
-def _far_off_step(split: Callable[[], Steps], computed_in: str) -> str:
+def _far_off_step(apart: _Operators | _Nodes, inputs: Mapping[str, Array], computed_in: str) -> str:
     """Describe the first operator that computes a few values wrongly; "" if there is none. Others only carry
     on rounding errors, as a comparison or a choice does.
     """
     try:
-        steps, values, found = split()
+        steps, values, found = apart.compute(inputs)
     except Exception:  # each runtime raises its own
         return ""
     for step in steps:
@@ -362,6 +338,54 @@ class Imported:
             if spec.padded_axis is not None:
                 found[spec.name] = valid_part(found[spec.name], wanted[spec.name])
         return found
+
+
+class _Operators:
+    """Runs the operators of a model one by one, each with right operands. They are compiled once."""
+
+    def __init__(self, file: Defined, target: str) -> None:
+        self.file = file
+        self._target = target
+        self._compiled: tuple[StepwiseModel, Imported] | None = None
+
+    def compute(self, inputs: Mapping[str, Array]) -> Steps:
+        """Return the operators, their right values, and the values that each computes from right operands."""
+        split, imported = self._compiled or (split_into_steps(self.file), None)
+        values = dict(split.reference(inputs))
+        imported = imported or Imported(split.to_relax(), self._target)
+        self._compiled = split, imported
+        own = imported.compute({**inputs, **split.given(values)})
+        return split.steps, values, dict(zip(values, own.values(), strict=True))
+
+
+class _Nodes:
+    """Runs the nodes of an ONNX model one by one, each with right operands. They are compiled once for values
+    of the same shapes."""
+
+    def __init__(self, file: OnnxFile, target: str) -> None:
+        self.file, self.target = file, target
+        self._reference: Reference | None = None
+        self._compiled: tuple[object, Imported] | None = None
+
+    def compute(self, inputs: Mapping[str, Array]) -> Steps:
+        """Return the nodes, their right values, and what each computes from right operands. Raises ModelError
+        and NoReference."""
+        file = self.file
+        if self._reference is None or self._reference.doubt:  # ONNX Runtime may fail for some inputs only
+            outputs = [name for node in file.proto.graph.node for name in node.output if name]
+            self._reference = Reference(file.proto, outputs)
+        values = self._reference.compute({**inputs, **file.weights})
+        cut = [name for name in varying(file) if can_be_given(values[name])]
+        shapes = [(name, values[name].shape, values[name].dtype) for name in cut]
+        if self._compiled is None or self._compiled[0] != shapes:
+            self._compiled = None  # frees its memory before the next is compiled
+            results = [name for name in cut if values[name].size]
+            model = import_file(split_at(file, cut, values), results)
+            self._compiled = shapes, Imported(model, self.target)
+        found = self._compiled[1].compute_like(values, {**inputs, **given_values(cut, values)})
+        values |= {**file.weights, **inputs}
+        values |= {one.name: onnx.numpy_helper.to_array(one) for one in file.proto.graph.initializer}
+        return [step_of(node) for node in file.proto.graph.node], values, found
 
 
 class _LayerRunner:

@@ -13,7 +13,7 @@ from onnx import parser
 
 from compiler.children.verification import Verification, verify_import
 from compiler.importing import operators
-from compiler.importing.model import import_file
+from compiler.importing.model import RelaxModel, import_file
 from compiler.importing.onnx_file import OnnxFile, read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError, NoReference
@@ -31,7 +31,7 @@ from compiler.verifying.edges import (
     edge_sets,
     judge,
 )
-from compiler.verifying.imported import verify
+from compiler.verifying.imported import Imported, verify
 from compiler.verifying.inputs import ORDINARY_SETS, divisors, index_extents, input_sets
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
@@ -229,6 +229,20 @@ def test_a_difference_that_the_standard_leaves_open_is_a_note() -> None:
     notes = {one.inputs: one.note for one in verify(file, import_file(file), TARGET, TARGET)}
     assert [*notes] == [*ORDINARY_SETS, *EDGES]
     assert any("which the standard leaves open" in note for note in notes.values())
+
+
+def test_nodes_are_compiled_once_for_all_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model itself, and its nodes one by one."""
+    compiled = []
+
+    def count(model: RelaxModel, *arguments: str) -> Imported:
+        compiled.append(model)
+        return Imported(model, *arguments)
+
+    monkeypatch.setattr("compiler.verifying.imported.Imported", count)
+    file = _of("g (float[6] x) => (int32[6] y) { y = Cast<to = 6>(x) }")
+    notes = [one.note for one in verify(file, import_file(file), TARGET, TARGET) if one.note]
+    assert (len(notes) > 1, len(compiled)) == (True, 2)
 
 
 def test_edge_sets_hold_small_extreme_and_nan_inputs() -> None:
