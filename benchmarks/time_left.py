@@ -89,7 +89,6 @@ def _forecasts(recording: Recording) -> Iterator[tuple[float, float, float]]:
             total - done,
             finished[:done],
             (),
-            started_at=-recording.importing_s,
             began_at=0.0,
             now=now,
         )

@@ -87,8 +87,9 @@ _END_TEXTS = {
 @dataclass(frozen=True)
 class Budget:
     """The goals of a job; the first one to be reached ends its tuning. None means that a goal isn't set.
-    `minutes` is wall-clock time. `latency_s` is the estimated latency of the whole model. `min_gain` is the
-    fraction of the latency that the next minute must be expected to gain.
+    `minutes` is wall-clock time from the end of the import. `latency_s` is the estimated latency of the whole
+    model. `min_gain` is the fraction of the latency that the next minute must be expected to gain. Each
+    subgraph without a schedule gets one trial, whatever the goals are.
 
     With `trials` 0, the job compiles with known schedules, and measures a first guess for each subgraph
     without a schedule.

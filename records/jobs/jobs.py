@@ -484,13 +484,18 @@ def drop_pending_work(session: Session, job_id: str) -> None:
     session.execute(runs)
 
 
-def drop_pending_trials(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
-    """Delete the job's pending trials. Return their number. The caller holds the job's lock.
-
-    With `keep_repeats`, trials that measure a program again are kept.
+def drop_pending_trials(
+    session: Session, job_id: str, *, keep_repeats: bool = False, issued_before: float | None = None
+) -> int:
+    """Delete the job's pending trials as `records.jobs.trials.drop_pending` does. Return their number. The
+    caller holds the job's lock.
     """
     pending = delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending")
-    dropped = changed(session, pending.where(TrialRow.repeat == 0) if keep_repeats else pending)
+    if keep_repeats:
+        pending = pending.where(TrialRow.repeat == 0)
+    if issued_before is not None:
+        pending = pending.where(TrialRow.created_at < issued_before)
+    dropped = changed(session, pending)
     if dropped:
         count(session, job_id, issued=-dropped)
     return dropped

@@ -266,13 +266,16 @@ def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
     return [Failures(Outcome(row[0]), row[1], row[2]) for row in session.execute(grouped.limit(limit))]
 
 
-def drop_pending(session: Session, job_id: str, *, keep_repeats: bool = False) -> int:
+def drop_pending(
+    session: Session, job_id: str, *, keep_repeats: bool = False, issued_before: float | None = None
+) -> int:
     """Delete the job's pending trials, for example when its time is up. Return their number.
 
-    With `keep_repeats`, trials that measure a program again are kept.
+    With `keep_repeats`, trials that measure a program again are kept. With `issued_before`, in epoch seconds,
+    only trials that were issued before are deleted.
     """
     lock_job(session, job_id)
-    return jobs.drop_pending_trials(session, job_id, keep_repeats=keep_repeats)
+    return jobs.drop_pending_trials(session, job_id, keep_repeats=keep_repeats, issued_before=issued_before)
 
 
 def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:

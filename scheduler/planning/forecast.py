@@ -91,14 +91,12 @@ def seconds_left(
     finished_at: Sequence[float],
     points: Sequence[Point],
     *,
-    started_at: float,
     began_at: float,
     now: float,
 ) -> float | None:
     """Return the seconds until the search reaches one of the budget's goals; None while that is unknown.
 
-    The job started at `started_at` and its search at `began_at`; `finished_at` are the times at which its
-    trials ended, oldest first.
+    The search began at `began_at`; `finished_at` are the times at which its trials ended, oldest first.
     """
     limits = []
     if len(finished_at) >= MIN_FORECAST_TRIALS:
@@ -107,7 +105,7 @@ def seconds_left(
         if recent := len(finished_at) - bisect_right(finished_at, since):
             limits.append(trials_left * (now - since) / recent)
     if budget.minutes is not None:
-        limits.append(started_at + 60 * budget.minutes - now)
+        limits.append(began_at + 60 * budget.minutes - now)
     fall = _fall(points, began_at, now)
     if fall:
         latency_s = points[-1].latency_s

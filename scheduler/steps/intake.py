@@ -17,6 +17,7 @@ from compiler.importing.spec import ModelError, first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json, workload_hash
 from core.device import Device
+from core.durations import duration_text
 from core.job import TF32, JobState, Quantize
 from records import devices
 from records.jobs import events, jobs, quantized_models, tasks
@@ -65,6 +66,7 @@ def run(context: Context, job: Job) -> None:
 
 
 def _import(context: Context, job: Job, device: Device) -> None:
+    began_at = context.now()
     if job.request.batch is not None:
         shapes = context.model_compiler.batch_shapes(job.request)
         with context.database.begin() as session:
@@ -97,7 +99,8 @@ def _import(context: Context, job: Job, device: Device) -> None:
                 tasks.put_workload(session, task.workload_hash, text, tag, hashed_here=has_hash)
             tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
             state, message = _next_state(session, job, subgraphs)
-            message = "; ".join([message, *notes.values()])
+            took = f"imported in {duration_text(context.now() - began_at)}"
+            message = "; ".join([took, message, *notes.values()])
             jobs.advance(session, job.id, before, state, context.now(), message=message)
             jobs.set_artifacts(session, job.id, untuned_sha=sha)
             if state is JobState.TUNING and job.request.budget.trials:

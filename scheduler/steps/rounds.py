@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from core.job import EndReason, JobState
 from records import devices
+from records.clock import MAX_SKEW_S
 from records.fleet import workers
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
@@ -91,7 +92,8 @@ class RoundPlan:
     imported   trials of imported schedules, which come first
     uncovered  the tasks whose fallback schedule comes next
     tasks      the tasks to plan the other trials for
-    reached    the goal that has been reached, if any has but for the trials
+    reached    the goal that has been reached, if any has but for the trials. After the minutes, only untried
+               tasks get a trial
     """
 
     trials: int
@@ -109,9 +111,13 @@ class RoundPlan:
 
 def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     reached = _reached(session, group, context.now())
-    if reached is not None:
+    if reached is EndReason.MINUTES:
+        deadline = _deadline(session, group, context.now())
         for job in group.tuning:
-            trials.drop_pending(session, job.id, keep_repeats=reached is not EndReason.MINUTES)
+            trials.drop_pending(session, job.id, issued_before=deadline)
+    elif reached is not None:
+        for job in group.tuning:
+            trials.drop_pending(session, job.id, keep_repeats=True)
         return RoundPlan(trials=0, issuable=0, reached=reached)
     left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
     batch_size = _batch_size(session, context, group, left)
@@ -130,16 +136,18 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     budget = read_remaining(session, group)
     # A search that found nothing new finds nothing until the next result arrives.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
-    num_trials = 0 if is_exhausted else min(budget.issuable, batch_size)
+    issuable = budget.issuable if reached is None else len(budget.untried)
+    num_trials = 0 if is_exhausted else min(issuable, batch_size)
     first = {trial.task_id: trial for trial in reversed(budget.imported)}
     imported, searched = budget.imported, budget.covered
-    if budget.issuable > budget.trials:
+    if reached is not None or issuable > budget.trials:
         # Beyond the budget, only one trial of each untried task is allowed.
         imported = tuple(first[task.id] for task in budget.untried if task.id in first)
         searched = tuple(task for task in budget.untried if task.covered and task.id not in first)
     uncovered = [task for task in budget.untried if not task.covered and task.id not in first]
     imported = imported[:num_trials]
-    return RoundPlan(num_trials, budget.issuable, imported, uncovered[: num_trials - len(imported)], searched)
+    uncovered = uncovered[: num_trials - len(imported)]
+    return RoundPlan(num_trials, issuable, imported, uncovered, searched, reached)
 
 
 def _batch_size(session: Session, context: Context, group: Group, left: int) -> int:
@@ -155,8 +163,8 @@ def _batch_size(session: Session, context: Context, group: Group, left: int) -> 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:
     """Return the goal (other than the number of trials) that the group has reached."""
     budget = group.tuning[0].request.budget
-    started_at = group.started_at
-    if budget.minutes is not None and started_at is not None and now >= started_at + 60 * budget.minutes:
+    deadline = _deadline(session, group, now)
+    if deadline is not None and now >= deadline:
         return EndReason.MINUTES
     latencies = [(job.request.budget.latency_s, group.latency_s(job)) for job in group.tuning]
     if all(wanted_s and found_s and found_s <= wanted_s for wanted_s, found_s in latencies):
@@ -168,6 +176,21 @@ def _reached(session: Session, group: Group, now: float) -> EndReason | None:
         if gain is not None and gain < budget.min_gain:
             return EndReason.GAIN
     return None
+
+
+def _deadline(session: Session, group: Group, now: float) -> float | None:
+    """Return when a group's minutes are up, None without a limit."""
+    minutes = group.tuning[0].request.budget.minutes
+    return None if minutes is None else _search_began_at(session, group, now) + 60 * minutes
+
+
+def _search_began_at(session: Session, group: Group, now: float) -> float:
+    """Return when the last of a group's models was imported."""
+    states = [event for job in group.tuning for event in events.of_kinds(session, job.id, (events.STATE,))]
+    began_at = max((event.at for event in states if event.data["state"] == JobState.TUNING), default=now)
+    if began_at > now + MAX_SKEW_S and group.started_at is not None:
+        return group.started_at  # the clock was set back, and jobs' times were corrected
+    return began_at
 
 
 def _measured(session: Session, group: Group) -> list[MeasuredTrial]:
@@ -260,8 +283,8 @@ def _expected_end(session: Session, group: Group, trials_left: int, now: float) 
     if not measured:
         return None
     began_at = {event.data["state"]: event.at for event in events.of_kinds(session, job.id, (events.STATE,))}
-    tuning = began_at[JobState.TUNING]
-    importing_s = tuning - began_at.get(JobState.IMPORTING, tuning)
+    imported_at = began_at[JobState.TUNING]
+    importing_s = imported_at - began_at.get(JobState.IMPORTING, imported_at)
     budget = job.request.budget
     if len(group.tuning) > 1:
         budget = replace(budget, latency_s=None)  # each model has its own goal: no common forecast
@@ -270,8 +293,7 @@ def _expected_end(session: Session, group: Group, trials_left: int, now: float) 
         trials_left,
         [trial.finished_at for trial in measured],
         forecast.curve(_networks(group), measured),
-        started_at=group.started_at or now,
-        began_at=tuning,
+        began_at=_search_began_at(session, group, now),
         now=now,
     )
     return None if left is None else now + left + PUBLISHING_RATIO * importing_s

@@ -105,12 +105,12 @@ class JobRequestBody(JobModelBody):
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
 
-    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time.
-    `latency_s` is the required latency of the model, estimated as the sum over its subgraphs. `min_gain` is
-    the smallest expected gain of the next minute, as a fraction of that latency. At least one is needed. A
-    subgraph without a known schedule gets one trial, whatever the goals are. With `compile_only` there are no
-    other trials and no goals. The model is compiled with known schedules and these first guesses, and timed
-    as a whole.
+    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time; the
+    import before and the last compilation don't count. `latency_s` is the required latency of the model,
+    estimated as the sum over its subgraphs. `min_gain` is the smallest expected gain of the next minute, as a
+    fraction of that latency. At least one is needed. A subgraph without a known schedule gets one trial,
+    whatever the goals are. With `compile_only` there are no other trials and no goals. The model is compiled
+    with known schedules and these first guesses, and timed as a whole.
 
     With `others`, several models share the trials and their common subgraphs. Each model becomes a job of its
     own with its own artifact. The response lists these jobs as `members`. One model in several sizes is

@@ -88,8 +88,8 @@ class Tools:
     ) -> dict[str, Any]:
         """Submit a job that tunes a model (ONNX, .pt2, StableHLO, TFLite) for a device class; return the job.
 
-        `model` is the file's path. The job ends after `trials` (1000 by default) or `minutes`. `shapes` are
-        the shapes of dynamic inputs.
+        `model` is the file's path. The search ends after `trials` (1000 by default) or `minutes`. `shapes`
+        are the shapes of dynamic inputs.
         """
         if trials is not None and trials < 1:
             raise ValueError(

@@ -93,7 +93,7 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(min=1, max=MAX_TRIALS, help="Measurements to spend [1000].")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes to search, after the import.")] = None,
     latency_ms: Annotated[
         list[float] | None,
         typer.Option(

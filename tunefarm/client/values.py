@@ -51,10 +51,10 @@ class ModelRequest:
 class JobRequest(JobOptions):
     """A model to tune, named by its SHA-256, with goals and options.
 
-    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time.
-    `latency_s` is the required latency of the model. `min_gain` is the smallest expected gain of the next
-    minute, as a fraction of that latency. None leaves a goal out. `shapes` fixes the shapes of dynamic
-    inputs.
+    The first goal that is reached ends the search. `trials` and `minutes` limit its trials and its time; the
+    import before and the last compilation don't count. `latency_s` is the required latency of the model.
+    `min_gain` is the smallest expected gain of the next minute, as a fraction of that latency. None leaves a
+    goal out. `shapes` fixes the shapes of dynamic inputs.
 
     The models `others` share the trials. `objective` names what is minimized, in which a model counts with
     its `model_weight`. `compile_only` asks for the model compiled with the schedules known already and best

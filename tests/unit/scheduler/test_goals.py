@@ -13,9 +13,10 @@ from compiler.children.models import ImportedModel
 from compiler.importing.spec import ModelError
 from core.job import Budget, EndReason, JobState
 from core.measurement import Measurement, Outcome
-from records.jobs import jobs, models
+from records.jobs import events, jobs, models
 from records.jobs.jobs import Job, JobRequest
 from records.storage import blobs
+from scheduler.planning.job_snapshot import ROUND
 from system import plugins
 from tests.unit.scheduler import farm as world
 from tests.unit.scheduler.farm import CONV, CUMSUM, MATMUL, FakeCompiler, Farm
@@ -66,6 +67,39 @@ def test_a_search_with_too_little_gain_ends(farm: Farm) -> None:
 def test_the_minutes_end_a_job(farm: Farm) -> None:
     begin(farm, Budget(1000, minutes=0.5, min_gain=0.01))
     assert farm.finish().end_reason is EndReason.MINUTES
+
+
+@pytest.fixture
+def slow_import(farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports take ten minutes."""
+    plain = compiler.import_model
+
+    def import_(
+        file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, *, tf32: bool
+    ) -> ImportedModel:
+        farm.now += 600
+        return plain(file, shapes, target, tf32=tf32)
+
+    monkeypatch.setattr(compiler, "import_model", import_)
+
+
+@pytest.mark.usefixtures("slow_import")
+def test_the_minutes_begin_after_the_import(farm: Farm) -> None:
+    begin(farm, Budget(1000, minutes=1.0))
+    job = farm.finish()
+    with farm.database.begin() as session:
+        first, *_, last = (event.at for event in events.of_kinds(session, "job", (ROUND,)))
+    assert job.started_at is not None
+    assert (job.end_reason, first - job.started_at) == (EndReason.MINUTES, 600)
+    assert 50 <= last - first < 60
+
+
+@pytest.mark.usefixtures("constant")
+def test_every_subgraph_is_tried_once_when_the_minutes_are_up_at_once(farm: Farm) -> None:
+    begin(farm, Budget(1000, minutes=0.01))
+    job = farm.finish()
+    assert (job.state, job.end_reason) == (JobState.DONE, EndReason.MINUTES)
+    assert all(task.best_s for task in farm.tasks())
 
 
 def test_an_exhausted_search_ends(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:

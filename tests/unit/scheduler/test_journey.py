@@ -298,7 +298,7 @@ def test_a_job_reports_that_nothing_is_computed_in_tf32(farm: Farm, compiler: Fa
     (said,) = [event.data["message"] for event in told if event.kind == NOT_IN_TF32]
     assert said == "nothing is computed in TF32: it takes a GPU of compute capability 8.0 or newer"
     messages = [event.data["message"] for event in told if event.kind == "state"]
-    assert messages[2] == f"searching 2 of 2 subgraphs; {said}"
+    assert messages[2] == f"imported in 0 s; searching 2 of 2 subgraphs; {said}"
     assert farm.finish().message == f"10 ms, 50.0 times faster than untuned (500 ms); {said}"
 
 
@@ -749,7 +749,7 @@ def test_the_faster_of_original_and_variant_is_compiled(farm: Farm, compiler: Fa
     farm.finish()
     with farm.database.begin() as session:
         told = [event.data for event in events.since(session, "job", 0, 1000) if event.kind == "state"]
-    assert told[2]["message"] == "searching 1 of 1 subgraphs, and 1 variant"
+    assert told[2]["message"] == "imported in 0 s; searching 1 of 1 subgraphs, and 1 variant"
     best = {task.workload_hash: task.best_s for task in farm.tasks()}
     [chosen] = compiler.schedules
     assert chosen.keys() == {min(best, key=lambda name: best[name] or math.inf)}

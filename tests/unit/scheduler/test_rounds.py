@@ -129,7 +129,12 @@ def test_the_budget_is_spent_exactly(farm: Farm, budget: int) -> None:
     assert len([trial for trial in farm.trials() if trial.program != FALLBACK]) == max(budget, 2)
 
 
-def test_after_the_time_budget_only_leased_trials_finish(farm: Farm) -> None:
+def test_after_the_minutes_only_leased_trials_and_first_guesses_are_measured(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.unit.scheduler import farm as world
+
+    monkeypatch.setattr(world, "measure", lambda trial: Measurement(Outcome.OK, (1e-3,)))
     begin(farm, trials=100, minutes=2.0)
     lease = farm.lease(limit=1)
     assert lease is not None
@@ -143,9 +148,14 @@ def test_after_the_time_budget_only_leased_trials_finish(farm: Farm) -> None:
     farm.report(lease)
     farm.now += 100
     farm.drain()
+    plan(farm)
+    (leased,), (guess,) = lease.trials, [trial for trial in farm.trials() if trial.state == "pending"]
+    assert {leased.workload_hash, guess.workload_hash} == {MATMUL.workload_hash, CONV.workload_hash}
+    farm.work()
+    farm.drain()
     assert farm.job().state is JobState.PUBLISHING
     job = farm.finish()
-    assert (job.state, job.trials_done) == (JobState.DONE, 1)
+    assert (job.state, job.trials_done) == (JobState.DONE, 2)
 
 
 def test_a_continuing_job_replaces_the_waiting_message(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
