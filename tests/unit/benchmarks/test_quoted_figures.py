@@ -204,18 +204,23 @@ def _of_when() -> Iterator[Quote]:
         "ViT-B/16 {:.2f}.",
         (1 / value("networks_vit_b16", f"vit_b16: latency relative to {PEER}"),),
     )
-    of_onnx = "{}: latency relative to ONNX Runtime, int8"
+    of_openvino = "{}: latency relative to OpenVINO, {}"
     yield Quote(
         "when.md",
-        "takes {:.2f} times as long as ONNX Runtime's for ResNet-18, and {:.2f} times for MobileNet-V2",
+        "takes {:.2f}, {:.2f} and {:.2f} times as long as OpenVINO's for ResNet-18, ResNet-50 and BERT-base",
         tuple(
-            value(f"element_types_{one}_int8", of_onnx.format(one)) for one in ("resnet18", "mobilenet_v2")
+            value(f"element_types_amx_{one}", of_openvino.format(one, "int8"))
+            for one in ("resnet18", "resnet50", "bert_base")
         ),
     )
-    of_openvino = "{}: latency relative to OpenVINO, {}"
+    yield Quote(
+        "when.md",
+        "with VNNI, {:.2f} times for MobileNet-V2",
+        (value("element_types_amx_mobilenet_v2", of_openvino.format("mobilenet_v2", "int8")),),
+    )
     for element_type, sentence in (
-        ("int8", "without VNNI, {:.2f} and {:.2f} times as long as OpenVINO's"),
-        ("int8w7", ": tunefarm takes {:.2f} and {:.2f} times."),
+        ("int8", "it takes {:.2f} and {:.2f} times for ResNet-18 and MobileNet-V2"),
+        ("int8w7", ": {:.2f} and {:.2f}."),
     ):
         yield Quote(
             "when.md",
