@@ -5,6 +5,7 @@ from core.worker import Role, Vitals, WorkerState
 from records.fleet import reservations, workers
 from records.fleet.building import Builder
 from records.fleet.workers import WorkerSession
+from scheduler.steps.rounds import LOOK_INTERVAL_S
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 
@@ -45,7 +46,8 @@ WHY = "its check was ended by SIGILL (illegal instruction)"
 
 
 def message(farm: Farm) -> str:
-    """Sweep, and return the job's message."""
+    """Sweep after wake-ups would look at devices again, and return the job's message."""
+    farm.now += LOOK_INTERVAL_S
     farm.sweep()
     return farm.job().message
 
