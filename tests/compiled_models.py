@@ -12,8 +12,8 @@ from onnx import helper
 
 from compiler.importing.formats.onnx_model import read
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
-from compiler.packaging.artifact import Manifest, build_library, write
-from compiler.target import detect_device, parse_target, target_features
+from compiler.packaging.artifact import Manifest, build_library, instructions_of, write
+from compiler.target import detect_device
 from system.signing import SigningKey
 from tests.compiled import build_module
 from tunefarm.client.artifact import unpack
@@ -31,6 +31,8 @@ def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool 
         build_module(fuse(imported, device.target), {}, device.target, folder / "model.so")
     else:
         build_library(fuse_untuned(imported, device.target), device.target, folder / "model.so")
+    with (folder / "model.so").open("rb") as library:
+        instructions = instructions_of(library, device.target)
     manifest = Manifest(
         model_name="net",
         model_sha="sha",
@@ -41,7 +43,7 @@ def compile_model(model: bytes, folder: Path, threads: int = 1, scheduled: bool 
         threads=threads,
         versions={},
         created_at=0.0,
-        instructions=tuple(sorted(target_features(parse_target(device.target)))),
+        instructions=instructions,
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     return folder

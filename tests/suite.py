@@ -13,6 +13,8 @@ import tvm
 from numpy.typing import NDArray
 
 from benchmarks.suite import OPERATORS, SUMMED_IN, Shape
+from compiler.target import detect_device
+from search.sketches.half_products import adds_in_blocks
 
 Array = NDArray[Any]
 Reference = Callable[..., Array]
@@ -52,6 +54,8 @@ class Case:
     def difference(self, actual: Array, expected: Array) -> str:
         """Return where a result differs from the reference's; "" if they agree."""
         computed_in = str(actual.dtype) if actual.dtype.itemsize < 4 else SUMMED_IN[self.dtype]
+        if self.dtype == "float16" and adds_in_blocks(detect_device().features):
+            computed_in = "float16"
         tolerance = TOLERANCE[computed_in]
         scale = float(np.max(np.abs(expected), initial=0.0))
         close = np.isclose(actual.astype(np.float64), expected, rtol=tolerance, atol=0.1 * tolerance * scale)

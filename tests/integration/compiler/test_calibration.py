@@ -16,7 +16,7 @@ from compiler.measuring import calibration
 from compiler.measuring.calibration import CalibrationError, calibrate
 from compiler.target import detect_device
 from core.device import Device
-from core.profile import Profile
+from core.profile import AMX, Profile
 
 # Restores the number of threads for the calling thread and TVM's pool.
 CORES = int(os.environ.get("TVM_NUM_THREADS", "2"))
@@ -97,7 +97,8 @@ def test_no_measurement_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(calibration._Calibration, "_launch", leap)
     profile = calibrate(detect_device(CORES), budget_s=100.0, clock=clock)
-    assert set(profile.multiply_adds) == {"float32"}
+    # AMX's rates are assumed if they weren't measured.
+    assert {rate for rate in profile.multiply_adds if not rate.startswith(AMX)} == {"float32"}
     assert "hertz" not in profile.derived
     assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
 
