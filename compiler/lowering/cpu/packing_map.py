@@ -65,7 +65,7 @@ class PackingMap:
         ]
         known = intrinsic_of(stage)
         if isinstance(known, Intrinsic | TileProduct) and inner[-1].factor > known.column_depth:
-            # Each instruction reads all lanes: the depth is split into groups, which come before.
+            # Each instruction reads all lanes: the depth is split into groups, which come before the lanes.
             *taps, lanes, depth = inner
             each = known.column_depth
             groups = replace(depth, stride=each, factor=depth.factor // each)
