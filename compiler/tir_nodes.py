@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm.ir import Var
+from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
-from tvm.tirx import IntImm
+from tvm.tirx import IntImm, IterVar
 
 
 def find_all(expression: Any, *kinds: type) -> list[Any]:
@@ -22,6 +24,12 @@ def find_all(expression: Any, *kinds: type) -> list[Any]:
 def op_name(call: Any) -> str:
     """Return the operator's name without its dialect: TVM registers some operators in several."""
     return str(getattr(call.op, "name", call.op)).rpartition(".")[2]
+
+
+def reduced(block: SBlock) -> int:
+    """Return the number of terms that a block reduces into each result; 1 without a reduction."""
+    axes = [axis for axis in block.iter_vars if axis.iter_type == IterVar.CommReduce]
+    return math.prod(int(axis.dom.extent) for axis in axes)
 
 
 def contains(nodes: Iterable[Any], node: Any) -> bool:

@@ -161,9 +161,8 @@ def layers(files: Iterable[Results]) -> str:
     for name in INSTRUCTION_SETS.values():
         last = ratios[name, conditions[-1]]
         if not last:
-            rows += (
-                [[name, "not measured", *[""] * (len(conditions) + 2)]] if name in CLASSES.values() else []
-            )
+            if name in CLASSES.values():
+                rows.append([name, "not measured", *[""] * (len(conditions) + 2)])
             continue
         means = [
             statistics.geometric_mean(ratios[name, condition].values())
@@ -451,7 +450,8 @@ def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
     for name in INSTRUCTION_SETS.values():
         own = [row for row in rows if row[0] == name]
         if not own:
-            result += [[name, "not measured", *[""] * (columns.stop - 1)]] if name in CLASSES.values() else []
+            if name in CLASSES.values():
+                result.append([name, "not measured", *[""] * (columns.stop - 1)])
             continue
         values = [[float(row[column]) for row in own if row[column]] for column in columns]
         means = [number(statistics.geometric_mean(each)) if each else "" for each in values]

@@ -19,7 +19,7 @@ from tvm.ir import Call, StringImm
 from tvm.tirx import AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import contains, find_all
 from search.sketches.tile_products import ROW_BYTES, SIDE, TILE_ROWS, TileProduct, tile_product
 
 # The prefix of calls that add a product to sums in memory. Three calls replace each: functions with these
@@ -50,24 +50,24 @@ def use_tiles(module: tvm.IRModule) -> tvm.IRModule:
 
         for i in T.parallel(8):
             for k in range(3):
-                multiply_amx_32x32x4x64_tdpbusd(sums[i], ...)
+                multiply_amx_32x32x64_tdpbusd(sums[i], ...)
     ->
         with T.attr("pragma_parallel_launch_point"):    # what follows is done by each thread
             tiles_32x32x64()
             for i in T.parallel(8):
-                load_amx_32x32x4x64_tdpbusd(sums[i], ...)
+                load_amx_32x32x64_tdpbusd(sums[i], ...)
                 for k in range(3):
-                    add_amx_32x32x4x64_tdpbusd(...)
-                store_amx_32x32x4x64_tdpbusd(sums[i], ...)
+                    add_amx_32x32x64_tdpbusd(...)
+                store_amx_32x32x64_tdpbusd(sums[i], ...)
             release_tiles()
     """
     return rewrite_prim_funcs(module, _rewrite)
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    if not tile_calls(function.body):
-        return function
     products = {product.name: product for _, product in tile_calls(function.body)}
+    if not products:
+        return function
     body = _sums_in_tiles(_configured(function.body))
     texts = [text for product in products.values() for text in _functions(product)]
     configurations = {_configuration(product): product for product in products.values()}
@@ -146,7 +146,7 @@ def _moved_out(loop: For) -> Any:
     is_alone = len(tile_calls(loop.body, [_LOAD])) == 1 and _sums(last, _STORE) is not None
     if loaded is None or not is_alone or find_all(loop.body, BufferStore):
         return loop
-    if any(used.same_as(loop.loop_var) for used in find_all(Evaluate(loaded), tirx.Var)):
+    if contains(find_all(Evaluate(loaded), tirx.Var), loop.loop_var):
         return loop
     body = inside[0] if len(inside) == 1 else SeqStmt(inside)
     return SeqStmt([first, For(loop.loop_var, loop.min, loop.extent, loop.kind, body), last])

@@ -168,6 +168,11 @@ class _ConstantFolder(relax.PyExprMutator):
         return expr if isinstance(expr, relax.ShapeExpr) else None
 
 
+def operator_name(call: Call) -> str:
+    """Return the name of a call's operator without TVM's prefix, such as `nn.conv2d`; "" for other calls."""
+    return str(getattr(call.op, "name", "")).removeprefix("relax.")
+
+
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
     """Return the shape of a tensor expression; None for other types and for dynamic shapes."""
     shape = getattr(expr.ty, "shape", None)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
-from compiler.constants.fold import constant, rewrite_functions, static_shape
+from compiler.constants.fold import constant, operator_name, rewrite_functions, static_shape
 
 Array = NDArray[np.generic]
 BROADCASTING = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
@@ -68,7 +68,7 @@ def _quantizing(function: relax.Function) -> set[Call]:
     return _restoring(calls) | {
         found
         for call in calls.values()
-        if _name(call) == "round"
+        if operator_name(call) == "round"
         for found in _leading_to(call.args[0], calls)
     }
 
@@ -89,16 +89,16 @@ def _restoring(calls: _Calls) -> set[Call]:
         before = calls.get(call.args[0]) if len(call.args) == 2 else None
         if before is None:
             continue
-        is_converted = _name(before) == "astype" and _is_quantized(before.args[0], calls)
-        match _name(call), str(call.ty.dtype):
+        is_converted = operator_name(before) == "astype" and _is_quantized(before.args[0], calls)
+        match operator_name(call), str(call.ty.dtype):
             case "subtract", "float32":
                 is_found = is_converted
             case "multiply", "float32":
-                is_found = is_converted or (before in found and _name(before) == "subtract")
+                is_found = is_converted or (before in found and operator_name(before) == "subtract")
             case "add", "float32":
                 is_found = before in scaled_sums
             case "multiply", "int32":
-                is_found = _name(before) == "sum"
+                is_found = operator_name(before) == "sum"
             case _:
                 is_found = False
         if is_found:
@@ -113,20 +113,20 @@ def _is_quantized(expr: relax.Expr, calls: _Calls) -> bool:
     call = calls.get(expr) if isinstance(expr, relax.Var) else None
     if str(expr.ty.dtype) != "int32" or call is None:
         return str(expr.ty.dtype) in ("int8", "uint8", "int16")
-    if _name(call) == "subtract":
+    if operator_name(call) == "subtract":
         return _is_quantized(call.args[0], calls)
-    return _name(call) == "matmul" or _name(call).startswith("nn.conv")
+    return operator_name(call) == "matmul" or operator_name(call).startswith("nn.conv")
 
 
 def _leading_to(expr: relax.Expr, calls: _Calls) -> Iterator[Call]:
     """Yield the additions and multiplications that end in a value. `fold_steps` may have changed their
     constants."""
     call = calls.get(expr) if isinstance(expr, relax.Var) else None
-    if call is None or _name(call) not in ("add", "multiply", "maximum", "minimum", "nn.relu"):
+    if call is None or operator_name(call) not in ("add", "multiply", "maximum", "minimum", "nn.relu"):
         return
-    if _name(call) in ("add", "multiply"):
+    if operator_name(call) in ("add", "multiply"):
         yield call
-    if _name(call) != "multiply":
+    if operator_name(call) != "multiply":
         for argument in call.args:
             yield from _leading_to(argument, calls)
 
@@ -136,8 +136,9 @@ _Reshape = Callable[[Array, int], Array]
 
 @relax.expr_functor.mutator
 class _Reshaper(relax.PyExprMutator):
-    """Reshapes constant operands of binary operators whose other operand has the shape of the result, except
-    those of the calls to `keep`."""
+    """Reshapes a constant operand of a binary operator. The other operand has the shape of the result. Calls
+    in `keep` stay as they are.
+    """
 
     def __init__(self, mod: tvm.IRModule, reshape: _Reshape, keep: set[Call]) -> None:
         super().__init__(mod)
@@ -146,7 +147,7 @@ class _Reshaper(relax.PyExprMutator):
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
-        if op in self.keep or f"relax.{_name(call)}" not in BROADCASTING or static_shape(call) is None:
+        if op in self.keep or getattr(call.op, "name", "") not in BROADCASTING or static_shape(call) is None:
             return call
         left, right = call.args
         if static_shape(left) == static_shape(call):
@@ -159,7 +160,3 @@ class _Reshaper(relax.PyExprMutator):
         if not isinstance(operand, GenericConst):
             return operand
         return constant(self.reshape(operand.value.numpy(), len(static_shape(call) or ())))
-
-
-def _name(call: Call) -> str:
-    return str(getattr(call.op, "name", "")).removeprefix("relax.")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 from tvm.s_tir import SBlock
 
-from compiler.tir_nodes import find_all, op_name
+from compiler.tir_nodes import find_all, op_name, reduced
 
 # The values before a quantizer's bounds have a standard deviation of this fraction of the range between.
 SPREAD = 1 / 8
@@ -74,7 +74,7 @@ class _Magnitudes:
         for block in find_all(function.body, SBlock):
             if not find_all(block.body, SBlock):
                 for store in find_all(block.body, tirx.BufferStore):
-                    self._stored[store.buffer] = (store.value, _reduced(block))
+                    self._stored[store.buffer] = (store.value, reduced(block))
         values = [value for value, _ in self._stored.values()]
         for value in values:
             for node in find_all(value, tirx.Mul, tirx.Sub):
@@ -169,11 +169,6 @@ class _Magnitudes:
         if position in self._ranges:
             return Moments.uniform(*self._ranges[position])
         return self.found.get(position, NORMAL)
-
-
-def _reduced(block: SBlock) -> int:
-    axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-    return math.prod(int(axis.dom.extent) for axis in axes)
 
 
 def _term(value: Any, buffer: Any) -> Any:

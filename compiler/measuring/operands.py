@@ -15,8 +15,8 @@ from tvm.s_tir import SBlock
 from compiler.measuring.expected import Expected
 from compiler.measuring.gpu_comparison import Accepted, GpuComparison
 from compiler.measuring.random_inputs import InputKind, nudge, parameters
-from compiler.measuring.rounding import NUDGE_FACTOR, Rounding, reduced
-from compiler.tir_nodes import find_all
+from compiler.measuring.rounding import NUDGE_FACTOR, Rounding
+from compiler.tir_nodes import find_all, reduced
 
 # The initial value of outputs. A correct kernel overwrites it.
 OUTPUT_FILL = 113

@@ -27,7 +27,7 @@ from tvm.s_tir.schedule import ScheduleError
 from compiler.measuring.random_inputs import limits
 from compiler.precision.tf32 import multiplies_rounded
 from compiler.reading.blocks import is_expensive
-from compiler.tir_nodes import find_all, op_name
+from compiler.tir_nodes import find_all, op_name, reduced
 from search.sketches.half_products import BLOCK_TERMS
 
 ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
@@ -199,12 +199,6 @@ def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
     main = schedule.mod["main"]
     body = tvm_ffi.structural_map(main.body, (tirx.BufferStore, nudge_operands))
     return tvm.IRModule({"main": main.with_body(body)})
-
-
-def reduced(block: SBlock) -> int:
-    """Return the number of terms that a block reduces into each result; 1 without a reduction."""
-    axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-    return math.prod(int(axis.dom.extent) for axis in axes)
 
 
 def _inexact_buffers(function: tirx.PrimFunc) -> set[Any]:

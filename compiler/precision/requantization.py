@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
-from compiler.constants.fold import rewrite_functions
+from compiler.constants.fold import operator_name, rewrite_functions
 
 # The bound of a clamp is redundant if it differs from the quantizer's by less than this: values between the
 # two are rounded to the same byte.
@@ -43,9 +43,13 @@ def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass
 class _Edits:
-    """Calls whose constants are multiplied by a factor and then shifted, clamps with other bounds,
-    conversions to int16 with a lower bound, and calls that are replaced by their first operand that isn't
-    constant."""
+    """What to change in a block, by call.
+
+    moved    the factor by which to multiply a call's constants, and the shift to add to them
+    bounds   the other bound of a clamp
+    stored   the lower bound of a conversion, which becomes one to int16
+    removed  the calls to replace by their first operand that isn't constant
+    """
 
     moved: dict[Call, tuple[float, float]] = field(default_factory=dict)
     bounds: dict[Call, float] = field(default_factory=dict)
@@ -89,7 +93,7 @@ class _Folder(relax.PyExprMutator):
             return relax.op.astype(clamped, "int16")
         if (moved := self._edits.moved.get(op)) is None:
             return call
-        if _name(call) == "nn.relu":
+        if operator_name(call) == "nn.relu":
             return relax.op.maximum(call.args[0], relax.const(np.float32(moved[1])))
         arguments = [
             relax.const(_moved(one, *moved)) if isinstance(one, GenericConst) else one for one in call.args
@@ -114,10 +118,10 @@ class _Block:
 
     def find(self, edits: _Edits) -> None:
         for variable, conversion in self._calls.items():
-            if _name(conversion) == "astype" and str(conversion.ty.dtype) in ("int8", "uint8"):
+            if operator_name(conversion) == "astype" and str(conversion.ty.dtype) in ("int8", "uint8"):
                 self._store_as_read(variable, conversion, edits)
         for variable, rounded in self._calls.items():
-            bounds = self._bounds(variable) if _name(rounded) == "round" else None
+            bounds = self._bounds(variable) if operator_name(rounded) == "round" else None
             if bounds is not None:
                 self._fold(rounded, bounds, edits)
 
@@ -134,7 +138,7 @@ class _Block:
             zero, shift = 0.0, None
         shifted = (chain.shifted or frozenset()) if zero else frozenset()
         moved = {call: (factor, zero if call in shifted else 0.0) for call in chain.scaled | shifted}
-        moved = {call: each for call, each in moved.items() if _name(call) != "nn.relu" or each[1]}
+        moved = {call: each for call, each in moved.items() if operator_name(call) != "nn.relu" or each[1]}
         if not all(_stays_finite(call, *each) for call, each in moved.items()):
             return
         edits.removed.add(step)
@@ -177,9 +181,14 @@ class _Block:
         if high is None or low is None or value is None or not isinstance(stored, relax.DataflowVar):
             return
         least, greatest = _number(low.args[1]), _number(high.args[1])
-        zero, shift = (_number(value.args[1]), value) if _name(value) == "add" else self._zero_before(value)
+        zero, shift = (
+            (_number(value.args[1]), value) if operator_name(value) == "add" else self._zero_before(value)
+        )
         reads = [self._calls.get(user) for user in self._users[stored]]
-        types = {str(call.ty.dtype) if call is not None and _name(call) == "astype" else "" for call in reads}
+        types = {
+            str(call.ty.dtype) if call is not None and operator_name(call) == "astype" else ""
+            for call in reads
+        }
         are_wide = "int16" in types or len(reads) == 1
         if zero is None or least is None or greatest is None or types - {*WIDE} or not are_wide:
             return
@@ -192,7 +201,7 @@ class _Block:
                 if not isinstance(user, relax.DataflowVar) or not inner:
                     return
                 for call in inner:
-                    if call is None or _name(call) != "subtract" or _number(call.args[1]) != zero:
+                    if call is None or operator_name(call) != "subtract" or _number(call.args[1]) != zero:
                         return
                     removed.add(call)
             if shift is not None:
@@ -206,7 +215,7 @@ class _Block:
         if not isinstance(expr, relax.DataflowVar) or len(self._users[expr]) != 1:
             return None
         call = self._calls.get(expr)
-        return call if call is not None and _name(call) in names else None
+        return call if call is not None and operator_name(call) in names else None
 
     def _chain(self, expr: relax.Expr) -> _Chain | None:
         """Return the calls that compute a value which can be multiplied by a positive factor by changing
@@ -215,15 +224,15 @@ class _Block:
         if call is None or str(call.ty.dtype) != "float32":
             return None
         constants = [one for one in call.args if isinstance(one, GenericConst)]
-        if _name(call) == "multiply":
+        if operator_name(call) == "multiply":
             return _Chain(frozenset({call}), None) if len(constants) == 1 else None
         inner = [self._chain(one) for one in call.args if not isinstance(one, GenericConst)]
         chains = [one for one in inner if one is not None]
         if not chains or len(chains) < len(inner):
             return None
         if len(chains) == 1:
-            return chains[0].then(call, is_sum=_name(call) == "add")
-        if _name(call) != "add":
+            return chains[0].then(call, is_sum=operator_name(call) == "add")
+        if operator_name(call) != "add":
             return None
         shifted = None
         if not call.args[0].same_as(call.args[1]):  # or it would be shifted twice
@@ -239,16 +248,16 @@ class _Block:
             call = self._calls.get(rounded)
             if call is None:
                 return None
-            if _name(call) == "astype":
+            if operator_name(call) == "astype":
                 is_byte = str(call.ty.dtype) in ("int8", "uint8") and np.isfinite([*bounds.values()]).all()
                 return (bounds["maximum"], bounds["minimum"]) if is_byte else None
             number = _number(call.args[1]) if len(call.args) == 2 else None
-            if number is None or _name(call) not in ("add", *bounds):
+            if number is None or operator_name(call) not in ("add", *bounds):
                 return None
-            if _name(call) == "add":
+            if operator_name(call) == "add":
                 zero += number
             else:
-                bounds[_name(call)] = number - zero
+                bounds[operator_name(call)] = number - zero
         return None
 
 
@@ -256,13 +265,15 @@ def _is_within(call: Call, factor: float, zero: float, bounds: tuple[float, floa
     """Return whether a call only clamps a value that is multiplied by `factor` and shifted by `zero`, to
     bounds beyond these."""
     low, high = bounds
-    if _name(call) == "nn.relu":
+    if operator_name(call) == "nn.relu":
         return zero <= low + SAME_BYTE
     number = _number(call.args[1]) if len(call.args) == 2 else None
     if number is None:
         return False
     bound = number * factor + zero
-    return {"maximum": bound <= low + SAME_BYTE, "minimum": bound >= high - SAME_BYTE}.get(_name(call), False)
+    return {"maximum": bound <= low + SAME_BYTE, "minimum": bound >= high - SAME_BYTE}.get(
+        operator_name(call), False
+    )
 
 
 def _stays_finite(call: Call, factor: float, shift: float) -> bool:
@@ -280,7 +291,3 @@ def _number(expr: relax.Expr) -> float | None:
     if not isinstance(expr, GenericConst) or expr.value.numpy().size != 1:
         return None
     return float(expr.value.numpy().item())
-
-
-def _name(call: Call) -> str:
-    return str(getattr(call.op, "name", "")).removeprefix("relax.")
