@@ -6,6 +6,7 @@ readers, as in attention, becomes a copy in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -119,7 +120,11 @@ class _Viewer(relax.PyExprMutator):
         if not relax.analysis.has_reshape_pattern(self._mod[op.args[0]]):
             return op
         (source,) = op.args[1].fields
-        return op if source in self._buffers else relax.op.reshape(self.visit_expr(source), shape)
+        size = math.prod(static_shape(source) or ())
+        # The first rows of a tensor also have their places in memory, but a reshape keeps all rows.
+        if source in self._buffers or size != math.prod(shape):
+            return op
+        return relax.op.reshape(self.visit_expr(source), shape)
 
 
 def _name(expr: Any) -> str:

@@ -127,6 +127,13 @@ def test_a_reshape_between_kernels_is_none_unless_it_is_an_output(
         assert np.array_equal(ours, theirs)
 
 
+def test_the_first_rows_of_a_tensor_are_no_reshape() -> None:
+    """They are where the tensor begins, as its reshapes are."""
+    module = _module(lambda b, x: [relax.op.nn.softmax(b.emit(relax.op.strided_slice(x, [1], [0], [2])))])
+    ((ours,), (theirs,)) = (_run(each) for each in (fuse_operators(module, NATIVE), module))
+    assert np.array_equal(ours, theirs)
+
+
 def test_a_reshaped_input_is_returned_as_a_copy() -> None:
     fused = fuse_operators(_module(lambda b, x: [b.emit(relax.op.reshape(x, (TOKENS, -1))), x]), NATIVE)
     assert len(kernel_calls(fused)) == 1
