@@ -50,6 +50,7 @@ from compiler.importing.spec import (
 from compiler.importing.values import UnsupportedOperator
 from compiler.importing.views import read_through_views, view_reshaped
 from compiler.precision.half import compute_halves, reduce_in_floats
+from compiler.precision.joined_branches import keep_bytes
 from compiler.precision.narrow_weights import mark_narrow_weights
 from compiler.precision.packed_weights import multiply_in_bytes, unpack
 from compiler.precision.quantized import compute_in_bytes
@@ -232,6 +233,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
     Raises CompileError.
     """
     passes = [
+        keep_bytes,
         legalize,
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),

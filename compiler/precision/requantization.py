@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import operator_name, rewrite_functions
+from compiler.precision.joined_branches import stored_bytes
 
 # The bound of a clamp is redundant if it differs from the quantizer's by less than this: values between the
 # two are rounded to the same byte.
@@ -115,10 +116,12 @@ class _Block:
         self._calls = {
             binding.var: binding.value for binding in block.bindings if isinstance(binding.value, Call)
         }
+        self._stored = stored_bytes(block)
 
     def find(self, edits: _Edits) -> None:
         for variable, conversion in self._calls.items():
-            if operator_name(conversion) == "astype" and str(conversion.ty.dtype) in ("int8", "uint8"):
+            is_byte = operator_name(conversion) == "astype" and str(conversion.ty.dtype) in ("int8", "uint8")
+            if is_byte and variable not in self._stored:
                 self._store_as_read(variable, conversion, edits)
         for variable, rounded in self._calls.items():
             bounds = self._bounds(variable) if operator_name(rounded) == "round" else None

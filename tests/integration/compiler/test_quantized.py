@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
 from compiler.importing import operators
-from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
+from compiler.importing.model import extract_tasks, fuse, import_file, kernel_calls, read_onnx
 from compiler.importing.onnx_file import read_file
 from compiler.importing.onnx_graph import Graph
 from compiler.importing.spec import ModelError
@@ -212,6 +212,32 @@ def test_a_quantizer_stores_what_several_readers_need(kind: tuple[str, int]) -> 
     assert [dag.buffers[0].dtype for dag in dags[1:3]] == ["int16", "int16"]
     # Nothing is padded, so nothing is copied.
     assert not any("pad_temp" in dag.node for dag in dags)
+
+
+@needs_avx2
+@pytest.mark.parametrize("join", ["Add", "Mul"])
+@pytest.mark.parametrize(
+    ("steps", "floats"), [((1, 0.94), 0), ((1, None), 0), ((None, 1), 0), ((None, None), 1)]
+)
+def test_where_two_products_meet_bytes_are_stored(
+    join: str, steps: tuple[float | None, float | None], floats: int
+) -> None:
+    """As in a residual block that changes its shape. Without a quantizer of the model's own, floats are."""
+    graph = Quantized("uint8", 121, largest=NARROW)
+
+    def product(x: str, step: float | None) -> str:
+        y = graph.node("MatMul", x, graph.weight(32, 32, axis=1))
+        return y if step is None else graph.bytes_of(y, step * SCALE)
+
+    x = graph.bytes_of("x")
+    beside = product(x, steps[0])
+    joined = graph.node(join, beside, product(product(x, 1), steps[1]))
+    model, shapes = graph.model({"x": (5, 32)}, graph.bytes_of(joined, 1.03 * SCALE)), {"x": (5, 32)}
+    assert _check(model, shapes, HASWELL, _without_kernels_of_bytes(model)) >= 2
+    kernels = [str(call.ty.dtype) for call in kernel_calls(fuse(read_onnx(model, {}), HASWELL.target))]
+    # The last kernel computes the model's output.
+    assert kernels[-1] == "float32"
+    assert sorted(kernels[:-1]) == ["float32"] * floats + ["uint8"] * (3 - floats)
 
 
 @needs_avx2
