@@ -19,6 +19,7 @@ from benchmarks.results.figures import Figure, FiguresError, at_most, figure
 from benchmarks.results.output import Output
 from benchmarks.results.recordings import Recording, read_recordings
 from core.job import Budget
+from records.jobs.trials import Pace
 from scheduler.planning.forecast import seconds_left
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.rounds import PUBLISHING_RATIO
@@ -87,7 +88,7 @@ def _forecasts(recording: Recording) -> Iterator[tuple[float, float, float]]:
         search_s = seconds_left(
             Budget(total),
             total - done,
-            finished[:done],
+            Pace.of(finished[:done]),
             (),
             began_at=0.0,
             now=now,

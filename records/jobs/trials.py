@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -109,6 +110,23 @@ class MeasuredTrial(NamedTuple):
     task_id: int
     finished_at: float
     latency_s: float | None
+
+
+class Pace(NamedTuple):
+    """How fast some trials ended: the number of finished ones, when the first one and the last one of the
+    first half ended, in epoch seconds, and how many ended after that."""
+
+    finished: int
+    first_at: float
+    half_at: float
+    later: int
+
+    @classmethod
+    def of(cls, finished_at: Sequence[float]) -> Pace:
+        """Return the pace of trials that ended at these times, of which there is one at least, in order."""
+        half_at = finished_at[max(len(finished_at) // 2 - 1, 0)]
+        later = len(finished_at) - bisect_right(finished_at, half_at)
+        return cls(len(finished_at), finished_at[0], half_at, later)
 
 
 class PredictedTrial(NamedTuple):
@@ -238,6 +256,34 @@ def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
     columns = [table[name] for name in MeasuredTrial._fields]
     done = select(*columns).where(table.job_id == job_id, table.finished_at.is_not(None))
     return [MeasuredTrial(*row) for row in session.execute(done.order_by(table.finished_at, table.id))]
+
+
+def pace(session: Session, job_ids: Collection[str]) -> Pace | None:
+    """Return how fast the jobs' trials ended; None if none has ended."""
+    finished_at = table_of(TrialRow).c.finished_at
+    done = (table_of(TrialRow).c.job_id.in_(job_ids), finished_at.is_not(None))
+    number, first_at = session.execute(select(func.count(), func.min(finished_at)).where(*done)).one()
+    if not number:
+        return None
+    in_order = select(finished_at).where(*done).order_by(finished_at)
+    half_at = session.scalars(in_order.offset(max(number // 2 - 1, 0)).limit(1)).one()
+    later = session.scalars(select(func.count()).where(*done, finished_at > half_at)).one()
+    return Pace(number, first_at, half_at, later)
+
+
+def improvements(session: Session, job_ids: Collection[str]) -> list[MeasuredTrial]:
+    """Return the trials that were faster than all earlier ones of their tasks, in the order in which they
+    ended."""
+    table = table_of(TrialRow).c
+    columns = [table[name] for name in MeasuredTrial._fields]
+    earlier = func.min(table.latency_s).over(
+        partition_by=table.task_id, order_by=(table.finished_at, table.id), rows=(None, -1)
+    )
+    worked = (table.job_id.in_(job_ids), table.finished_at.is_not(None), table.latency_s.is_not(None))
+    trials = select(*columns, table.id, earlier.label("earlier_s")).where(*worked).subquery().c
+    faster = or_(trials.earlier_s.is_(None), trials.latency_s < trials.earlier_s)
+    found = select(*(trials[name] for name in MeasuredTrial._fields)).where(faster)
+    return [MeasuredTrial(*row) for row in session.execute(found.order_by(trials.finished_at, trials.id))]
 
 
 def predictions(session: Session, task_id: int) -> list[PredictedTrial]:

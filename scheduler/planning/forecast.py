@@ -7,14 +7,13 @@ first trials are of the largest subgraphs and of the slowest programs.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from core.job import Budget
 from core.model_latency import base_workload
 from records.jobs.tasks import Task
-from records.jobs.trials import MeasuredTrial
+from records.jobs.trials import MeasuredTrial, Pace
 
 # The time after which the next minute's gain is predicted.
 MIN_FORECAST_AGE_S = 60.0
@@ -32,8 +31,8 @@ class Point(NamedTuple):
 
 def curve(networks: Sequence[tuple[float, Sequence[Task]]], measured: Sequence[MeasuredTrial]) -> list[Point]:
     """Return the weighted sum of the networks' latencies over time, starting when all latencies are known.
-    `networks` are pairs of weight and tasks. `measured` are all their trials in the order in which they
-    ended.
+    `networks` are pairs of weight and tasks. `measured` are their trials in the order in which they ended.
+    Trials that were slower than an earlier one of their task may be left out.
     """
     tasks = {task.id: task for _, listed in networks for task in listed}
     worked = {tasks[trial.task_id].workload_hash for trial in measured if trial.latency_s is not None}
@@ -88,7 +87,7 @@ def _fall(points: Sequence[Point], began_at: float, now: float) -> float | None:
 def seconds_left(
     budget: Budget,
     trials_left: int,
-    finished_at: Sequence[float],
+    pace: Pace | None,
     points: Sequence[Point],
     *,
     began_at: float,
@@ -96,14 +95,12 @@ def seconds_left(
 ) -> float | None:
     """Return the seconds until the search reaches one of the budget's goals; None while that is unknown.
 
-    The search began at `began_at`; `finished_at` are the times at which its trials ended, oldest first.
+    The search began at `began_at`; `pace` is that of its finished trials.
     """
     limits = []
-    if len(finished_at) >= MIN_FORECAST_TRIALS:
-        since = finished_at[len(finished_at) // 2 - 1]
-        # Trials are reported in batches, so trials of the same moment don't count.
-        if recent := len(finished_at) - bisect_right(finished_at, since):
-            limits.append(trials_left * (now - since) / recent)
+    # Trials are reported in batches, so trials of the same moment don't count.
+    if pace is not None and pace.finished >= MIN_FORECAST_TRIALS and pace.later:
+        limits.append(trials_left * (now - pace.half_at) / pace.later)
     if budget.minutes is not None:
         limits.append(began_at + 60 * budget.minutes - now)
     fall = _fall(points, began_at, now)

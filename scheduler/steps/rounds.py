@@ -16,7 +16,7 @@ from records.fleet import workers
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
-from records.jobs.trials import MeasuredTrial, NewTrial
+from records.jobs.trials import NewTrial
 from scheduler.context import Context, OpenTrials
 from scheduler.planning import disturbed, forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_rounds
@@ -170,9 +170,9 @@ def _reached(session: Session, group: Group, now: float) -> EndReason | None:
     if all(wanted_s and found_s and found_s <= wanted_s for wanted_s, found_s in latencies):
         return EndReason.LATENCY
     if budget.min_gain is not None:
-        measured = _measured(session, group)
-        points = forecast.curve(_networks(group), measured)
-        gain = forecast.gain_of_next_minute(points, measured[0].finished_at, now) if measured else None
+        pace = trials.pace(session, [job.id for job in group.tuning])
+        points = _curve(session, group)
+        gain = None if pace is None else forecast.gain_of_next_minute(points, pace.first_at, now)
         if gain is not None and gain < budget.min_gain:
             return EndReason.GAIN
     return None
@@ -193,14 +193,10 @@ def _search_began_at(session: Session, group: Group, now: float) -> float:
     return began_at
 
 
-def _measured(session: Session, group: Group) -> list[MeasuredTrial]:
-    """Return a group's finished trials in the order in which they ended."""
-    found = [trial for job in group.tuning for trial in trials.measured(session, job.id)]
-    return sorted(found, key=lambda trial: trial.finished_at)
-
-
-def _networks(group: Group) -> list[tuple[float, Sequence[Task]]]:
-    return [(job.request.model_weight, group.tasks_of[job.id]) for job in group.tuning]
+def _curve(session: Session, group: Group) -> list[forecast.Point]:
+    """Return the sum of the latencies of a group's networks over time."""
+    networks = [(job.request.model_weight, group.tasks_of[job.id]) for job in group.tuning]
+    return forecast.curve(networks, trials.improvements(session, [job.id for job in group.tuning]))
 
 
 def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
@@ -279,8 +275,8 @@ def _expected_end(session: Session, group: Group, trials_left: int, now: float) 
     """Return when the jobs are expected to be finished; None while that is unknown. `trials_left` are still
     to be measured.
     """
-    job, measured = group.tuning[0], _measured(session, group)
-    if not measured:
+    job, pace = group.tuning[0], trials.pace(session, [job.id for job in group.tuning])
+    if pace is None:
         return None
     began_at = {event.data["state"]: event.at for event in events.of_kinds(session, job.id, (events.STATE,))}
     imported_at = began_at[JobState.TUNING]
@@ -291,8 +287,8 @@ def _expected_end(session: Session, group: Group, trials_left: int, now: float) 
     left = forecast.seconds_left(
         budget,
         trials_left,
-        [trial.finished_at for trial in measured],
-        forecast.curve(_networks(group), measured),
+        pace,
+        _curve(session, group),
         began_at=_search_began_at(session, group, now),
         now=now,
     )

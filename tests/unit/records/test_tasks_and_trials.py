@@ -204,6 +204,24 @@ class TestDone:
         expected = [(30.0, 8e-3), (31.0, None), (32.0, 2e-3)]  # of 1, 2 and 3 times the seconds
         assert trials.measured(farm.session, "job") == [(farm.task_id, *one) for one in expected]
 
+    def test_improvements_are_faster_than_all_earlier_trials(self, farm: Farm) -> None:
+        ids = farm.issue(*"abcdefg")
+        farm.leased("l1")
+        secs = (None, 4e-3, 5e-3, 4e-3, 2e-3, 3e-3, 1e-3)
+        for number, trial_id in enumerate(ids):
+            farm.report("l1", [trial_id], secs[number], now=30.0 + number)
+        expected = [(31.0, 8e-3), (34.0, 4e-3), (36.0, 2e-3)]
+        assert trials.improvements(farm.session, ["job"]) == [(farm.task_id, *one) for one in expected]
+
+    @pytest.mark.parametrize("moments", [(1,), (1, 2), (1, 3, 3, 3, 5), (1, 1, 1, 1), (1, 2, 3, 4, 4, 7)])
+    def test_the_pace_is_that_of_all_finished_trials(self, farm: Farm, moments: tuple[int, ...]) -> None:
+        ids = farm.issue(*(f"t{number}" for number in range(8)))
+        farm.leased("l1")
+        assert trials.pace(farm.session, ["job"]) is None
+        for trial_id, now in zip(ids, moments, strict=False):
+            farm.report("l1", [trial_id], None if trial_id % 2 else 1e-3, now=30.0 + now)
+        assert trials.pace(farm.session, ["job"]) == trials.Pace.of([30.0 + now for now in moments])
+
     def test_successful_trials_are_listed_with_their_predictions(self, farm: Farm) -> None:
         self.done(farm)
         assert trials.predictions(farm.session, farm.task_id) == [(2e-3, 1e-3, None), (8e-3, 1e-3, None)]

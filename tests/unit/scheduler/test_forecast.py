@@ -9,7 +9,7 @@ import pytest
 
 from core.job import Budget
 from records.jobs.tasks import Task
-from records.jobs.trials import MeasuredTrial
+from records.jobs.trials import MeasuredTrial, Pace
 from scheduler.planning.forecast import Point, curve, gain_of_next_minute, seconds_left
 
 CONV = Task(1, "job", "conv", "conv", 2, 1e6, True, "", 1, 2e-3, ())
@@ -66,7 +66,7 @@ def left(budget: Budget, trials_left: int = 100, count: int = 200) -> float | No
     finished_at = [100.0 + number for number in range(1, count + 1)]
     points = LOGARITHMIC[:count]
     now = 100.0 + count
-    return seconds_left(budget, trials_left, finished_at, points, began_at=100.0, now=now)
+    return seconds_left(budget, trials_left, Pace.of(finished_at), points, began_at=100.0, now=now)
 
 
 def test_the_time_left_uses_the_recent_trial_rate() -> None:
@@ -78,9 +78,9 @@ def test_the_time_left_uses_the_recent_trial_rate() -> None:
 def test_trials_that_are_reported_together_do_not_shorten_the_time() -> None:
     """Four trials every five seconds."""
     finished_at = [5.0 * (number // 4) for number in range(20)]
-    found = seconds_left(Budget(40), 20, finished_at, [], began_at=0.0, now=20.0)
+    found = seconds_left(Budget(40), 20, Pace.of(finished_at), [], began_at=0.0, now=20.0)
     assert found == pytest.approx(25.0)
-    assert seconds_left(Budget(40), 20, [1.0] * 8, [], began_at=0.0, now=1.0) is None
+    assert seconds_left(Budget(40), 20, Pace.of([1.0] * 8), [], began_at=0.0, now=1.0) is None
 
 
 def test_the_first_goal_counts() -> None:
@@ -101,5 +101,5 @@ def test_goals_of_latency_and_gain_follow_the_logarithm() -> None:
 
 def test_a_search_that_gains_nothing_more_has_no_time_for_a_latency() -> None:
     flat = [Point(101.0, 5.0)]
-    found = seconds_left(Budget(9, latency_s=1.0), 5, [], flat, began_at=100.0, now=300.0)
+    found = seconds_left(Budget(9, latency_s=1.0), 5, None, flat, began_at=100.0, now=300.0)
     assert found is None
