@@ -10,10 +10,8 @@ import numpy as np
 import onnx
 import tvm
 from numpy.typing import NDArray
-from tvm import relax
 
 from compiler import fallback
-from compiler.codegen.pipeline import UNTUNED
 from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
@@ -44,6 +42,7 @@ from compiler.verifying.edges import (
     varying,
 )
 from compiler.verifying.inputs import ORDINARY_SETS, divisors, drawn, index_extents, input_sets
+from compiler.verifying.kernels import compile_model
 from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
 from compiler.verifying.splitting import given_values, selected_from, split_at
@@ -315,11 +314,7 @@ class Imported:
         """Prepare to run the model as TVM imports it or, with `tuned_for`, in the form that is tuned for a
         device."""
         fused = fuse(model, tuned_for) if tuned_for else fuse_untuned(model, target)
-        # LLVM's higher optimization levels take twice as long, which a few calls don't make up for. Without
-        # the machine's own instructions, especially conversions of float16, a call of ResNet-18 takes 40 s.
-        quickly = tvm.target.Target({"opt-level": 1, **parse_target(target).export()})
-        executable = relax.build(fallback.schedule_slow(fused), quickly, tir_pipeline=UNTUNED)
-        self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        self._machine = compile_model(fallback.schedule_slow(fused), target)
         self._model = model
 
     def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
