@@ -7,6 +7,7 @@ border, so none of their conditions can fail.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import Enum, auto
 from typing import Any
 
 import tvm
@@ -48,12 +49,16 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     if not any(op_name(call) == "if_then_else" for call in find_all(function.body, Call)):
         return function
     split: list[Any] = []  # the sums of the tiles that were split
+    kinds: dict[BufferStore, _StoreKind] = {}  # every loop around a store visits it
 
     def visit(loop: For) -> For:
         stores = find_all(loop.body, BufferStore)
-        sums = [store for store in stores if _is_conditional_sum(store)]
+        for store in stores:
+            if store not in kinds:
+                kinds[store] = _kind(store)
+        sums = [store for store in stores if kinds[store] is _StoreKind.CONDITIONAL_SUM]
         buffers = [store.buffer for store in sums]
-        starts = [store.buffer for store in stores if not find_all(store.value, TensorLoad)]
+        starts = [store.buffer for store in stores if kinds[store] is _StoreKind.START]
         if not 0 < len(sums) <= MAX_SUMS or any(
             contains(split, one) or not contains(starts, one) for one in buffers
         ):
@@ -68,10 +73,25 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
 
 
-def _is_conditional_sum(store: BufferStore) -> bool:
-    return any(load.source.same_as(store.buffer) for load in find_all(store.value, TensorLoad)) and any(
+class _StoreKind(Enum):
+    """What a store does: it begins a sum with a value that loads nothing, adds conditional values to a sum,
+    or does anything else.
+    """
+
+    START = auto()
+    CONDITIONAL_SUM = auto()
+    OTHER = auto()
+
+
+def _kind(store: BufferStore) -> _StoreKind:
+    loads = find_all(store.value, TensorLoad)
+    if not loads:
+        return _StoreKind.START
+    if any(load.source.same_as(store.buffer) for load in loads) and any(
         op_name(call) == "if_then_else" for call in find_all(store.value, Call)
-    )
+    ):
+        return _StoreKind.CONDITIONAL_SUM
+    return _StoreKind.OTHER
 
 
 def _split(loop: For, sums: list[BufferStore]) -> For:
@@ -79,12 +99,17 @@ def _split(loop: For, sums: list[BufferStore]) -> For:
     inner = {each.loop_var: each for each in find_all(loop.body, For)}
     analyzer = Analyzer()
     held: dict[Any, Any] = {}  # the margins of the interior's conditions
+    seen: set[Any] = set()  # an unrolled tile repeats its conditions in every sum
     for part in _conditions(sums):
+        key = tvm_ffi.StructuralKey(part)
+        if key in seen:
+            continue
+        seen.add(key)
         margin = _least_margin(part, inner, analyzer)
         sums_of_two = [] if margin is None else [margin, *(margin + other for other in held.values())]
         # A negative sum: no tile satisfies this condition, or this one and another one.
         if sums_of_two and not any(_is_negative(analyzer.simplify(each)) for each in sums_of_two):
-            held[tvm_ffi.StructuralKey(part)] = margin
+            held[key] = margin
     if not held:
         return loop
 
