@@ -69,15 +69,15 @@ def _features(target: str) -> frozenset[str]:
 def calibrated(name: str, threads: int) -> Device:
     """Return this machine as a device of the class `name`, with its calibrated profile.
 
-    Needs its own process, with TVM_NUM_THREADS in the environment. Raises ValueError if the machine lacks a
-    feature of the class.
+    Needs its own process, with TVM_NUM_THREADS in the environment. Raises ArgumentTypeError for a class that
+    this machine can't emulate.
     """
     from compiler.measuring.calibration import calibrate
     from compiler.measuring.cores import bind_thread_pool
     from compiler.target import detect_device
 
     bind_thread_pool(threads)
-    device = detect_device(threads, without=CLASSES[name].without)
+    device = detect_device(threads, without=device_class(name).without)
     return replace(device, profile=calibrate(device))
 
 
