@@ -21,6 +21,7 @@ from compiler.codegen.interior_tiles import split_interior
 from compiler.codegen.lane_loads import load_lanes
 from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_kernels
 from compiler.codegen.packed_bytes import pack_bytes
+from compiler.codegen.partial_tiles import split_full_tiles
 from compiler.codegen.prefetch import prefetch_operands
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tensor_maps import pass_maps
@@ -39,7 +40,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            packed = pack_bytes(split_interior(module))
+            packed = pack_bytes(split_interior(split_full_tiles(module)))
             loaded = keep_rolled(load_lanes(multiply_halves(packed)))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 
