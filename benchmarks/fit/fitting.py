@@ -21,7 +21,7 @@ from search.programs.nest import Floats
 # A program with half the estimated time is 2 ** CHOICE times as likely to be chosen.
 CHOICE = 8.0
 # Upper bounds of factors that are shares of a whole.
-SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap", "crowding"), 1.0)
+SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap"), 1.0)
 STEPS = (1.6, 1.25, 1.1)
 # Returns the seconds of a group's programs.
 Guess: TypeAlias = Callable[[Group], Floats]

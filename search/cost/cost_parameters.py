@@ -44,8 +44,6 @@ class ShapeFactors:
     l1_share: float = 0.93
     l2_share: float = 0.49
     l3_share: float = 0.44
-    # How much rows in the same cache sets evict each other, from 0 (never) to 1 (always).
-    crowding: float = 0.08
     branch_cycles: float = 4.8
     # A load of an inlined value, such as an element of a padded operand.
     inline_cycles: float = 0.59

@@ -1,22 +1,29 @@
 """The traffic of a tiled node between memory levels, and its copies of operands into loop order.
 
 For a cache of capacity C, take the outermost loop inside which all touched lines fit into C. The cache then
-loads the sum over accesses of footprint * visits. Rows that are a large power of two apart fall into the same
-cache sets, and fit only where these have room for them.
+loads the sum over accesses of footprint * visits. In the L1 cache, rows that are a large power of two apart
+fall into the same sets. They stay there inside the outermost loop in which these sets have room for them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
 
 from search.cost.cost_parameters import LINE_BYTES, PAGE_BYTES, CostParameters
-from search.dag import Buffer, BufferAccess
-from search.programs.compute_location import bytes_in_memory
-from search.programs.nest import Floats, Nest, bytes_of_lines, elements_of, region, span, touched_elements
+from search.dag import Buffer, BufferAccess, Index
+from search.programs.compute_location import bytes_in_memory, is_inline_value, location_depth
+from search.programs.nest import (
+    Counts,
+    Floats,
+    Nest,
+    elements_of,
+    region,
+    span,
+    touched_elements,
+)
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.variables import read_kind
@@ -31,24 +38,26 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     accesses = [*nest.node.reads, nest.node.write]
     loops = nest.by_loop()
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
-    sizes, taken, loads, stalled = [], [], [], []
+    sizes, crowds, loads, stalled = [], [], [], []
     for access in accesses:
         buffer = dag.buffer[access.buffer]
-        touched = region(access, loops.inside, buffer.shape)
-        size = bytes_of_lines(touched, _item_bytes(population, nest, access), LINE_BYTES)
-        evicted = size * _crowding(touched, buffer, parameters)
+        item_bytes = _item_bytes(population, nest, access)
+        touched = _region_of_lines(access, loops.inside, buffer.shape, item_bytes)
+        size = elements_of(touched) * LINE_BYTES
+        crowd = _crowd(access, loops.inside, touched, _shape_in_memory(population, nest, access), item_bytes)
         stalls = _stalls(access, nest, buffer, parameters)
         copied = copied_at(population, nest, access)
         if copied is not None:
             # [boundaries, programs]: whether the access reads a copy in loop order there. Copies fill their
             # lines completely.
             is_copy = levels[:, None] >= copied
-            copy = np.maximum(elements_of(touched) * buffer.item_bytes, LINE_BYTES)
-            size, evicted = np.where(is_copy, copy, size), np.where(is_copy, copy, evicted)
+            copy = touched_elements(access, loops.inside, buffer.shape) * buffer.item_bytes
+            copy = np.maximum(copy, LINE_BYTES)
+            size, crowd = np.where(is_copy, copy, size), np.where(is_copy, 0.0, crowd)
             stalls = np.where(copied == 0, 1.0, stalls)
         load = size * loops.visits(access)
         sizes.append(size)
-        taken.append(evicted)
+        crowds.append(crowd)
         loads.append(load)
         stalled.append(load * stalls)
     total = reduce(np.add, sizes)
@@ -56,10 +65,15 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     fits = total[0] <= parameters.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
-    loaded, from_memory, crowded = reduce(np.add, loads), reduce(np.add, stalled), reduce(np.add, taken)
+    loaded, from_memory = reduce(np.add, loads), reduce(np.add, stalled)
+    # A region leaves the L1 cache where all lines don't fit, or where its own fullest sets are full.
+    needed = [np.maximum(total, (total + crowd) * parameters.factors.l1_share) for crowd in crowds]
+    evicted = [
+        _where_it_fits(load, size, parameters.l1_room) for load, size in zip(loads, needed, strict=True)
+    ]
     terms = {
-        "l2_traffic": _where_it_fits(loaded, crowded, parameters.l1_room),
-        "l3_traffic": _where_it_fits(loaded, crowded, parameters.l2_room),
+        "l2_traffic": reduce(np.add, evicted),
+        "l3_traffic": _where_it_fits(loaded, total, parameters.l2_room),
         "memory_traffic": np.where(fits, cold, _where_it_fits(from_memory, total, parameters.l3_room)),
     }
     for boundary in range(1, nest.depth):
@@ -91,24 +105,80 @@ def copied_at(population: Population, nest: Nest, access: BufferAccess) -> Ints 
     return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
 
 
-def _crowding(touched: Sequence[Floats], buffer: Buffer, parameters: CostParameters) -> Floats:
-    """Return [boundaries, programs]: how many times larger a region is for a cache, because some of its lines
-    evict one another.
+def _shape_in_memory(population: Population, nest: Nest, access: BufferAccess) -> Sequence[Ints | int]:
+    """Return each dimension of a buffer in memory, [programs] or one for all.
 
-    It is a power of the number of a cache's sets divided by the number of sets that the region uses. The
-    address within PAGE_BYTES chooses the set. (Larger caches have more sets, but the physical address of a
-    page is random.) For example, 128 rows of one line each, 4096 bytes apart, use one of 64 sets: the
-    quotient is 64.
+    A producer inside the nest's loops stores a part, and so does the nest for a fused epilogue. Elements that
+    are computed inline lie in their operand.
     """
-    *rows, row = touched
-    sets = np.minimum(np.ceil(row * buffer.item_bytes / LINE_BYTES), SETS)
-    stride = buffer.item_bytes * math.prod(buffer.shape[-1:])
-    for count, extent in zip(reversed(rows), reversed(buffer.shape[:-1]), strict=True):
-        apart = PAGE_BYTES // math.gcd(stride, PAGE_BYTES)
-        sets = np.minimum(sets * np.minimum(count, apart), SETS)
-        stride *= extent
-    larger = (SETS / np.maximum(np.arange(SETS + 1), 1)) ** parameters.factors.crowding
-    return larger.take(sets.astype(np.int64), mode="clip")
+    dag = population.sketch.dag
+    shape = dag.buffer[access.buffer].shape
+    if access is nest.node.write:
+        return [part[nest.stage.epilogue_level] for part in region(access, nest.inside, shape)]
+    producer = dag.producer.get(access.buffer)
+    if producer is None:
+        return shape
+    whole: Sequence[Ints | int] = shape
+    if population.sketch.compute_at.get(producer.name) is nest.node:
+        depth = location_depth(population, producer.name)
+        whole = [part[depth, np.arange(len(depth))] for part in region(access, nest.inside, shape)]
+    operand = dag.buffer[producer.reads[0].buffer].shape if producer.reads else ()
+    if len(operand) == len(shape):
+        is_inline = is_inline_value(population, access.buffer)
+        whole = [np.where(is_inline, own, part) for own, part in zip(operand, whole, strict=True)]
+    return whole
+
+
+def _region_of_lines(
+    access: BufferAccess, inner: Counts, shape: Sequence[int], item_bytes: Ints
+) -> list[Counts]:
+    """Return, for each dimension, [boundaries, programs]: the rows that an access touches, and last the cache
+    lines of a row."""
+    *rows, row = region(access, inner, shape)
+    lines = np.ceil(row * item_bytes / LINE_BYTES)
+    outer = zip(rows, access.indices[:-1], strict=True)
+    return [*(_moves(touched, _step(index, inner)) for touched, index in outer), lines]
+
+
+def _moves(touched: Counts, step: Ints | int) -> Counts:
+    """Return [boundaries, programs]: how many of the `touched` rows are read, if only every `step`-th is."""
+    return touched if isinstance(step, int) else np.floor((touched - 1) / step) + 1
+
+
+def _crowd(
+    access: BufferAccess,
+    inner: Counts,
+    touched: Sequence[Counts],
+    shape: Sequence[Ints | int],
+    item_bytes: Ints,
+) -> Floats:
+    """Return [boundaries, programs]: the bytes of the L1 cache that are lost besides the `touched` lines,
+    because some sets hold more of these than others.
+
+    The address within PAGE_BYTES chooses a line's set. (Larger caches have more sets, but the physical
+    address of a page is random.) For example, 8 rows of one line each, 4096 bytes apart, fill one of 64 sets
+    of 8 lines: 504 lines. `shape` is the buffer's in memory.
+    """
+    lines, stride = touched[-1], item_bytes
+    sets = np.minimum(lines, SETS)
+    outer = zip(touched[-2::-1], access.indices[-2::-1], shape[-2::-1], shape[:0:-1], strict=True)
+    for rows, index, extent, row in outer:
+        stride = stride * row
+        held, step = np.minimum(rows, extent), _step(index, inner)
+        apart = PAGE_BYTES // np.gcd(stride * step, PAGE_BYTES)
+        lines = lines * held
+        sets = np.minimum(sets * np.minimum(held, apart), SETS)
+    return np.asarray(lines * (SETS / sets - 1) * LINE_BYTES)
+
+
+def _step(index: Index, inner: Counts) -> Ints | int:
+    """Return [boundaries, programs]: the distance of the elements that an index touches, such as the stride
+    of a convolution of 1x1 pixels; 1 if it is that for all."""
+    steps = {abs(term.coefficient) for term in index.terms}
+    if not index.affine or max(steps, default=1) == 1 or any(term.divisor != 1 for term in index.terms):
+        return 1
+    moving = [np.where(inner[..., term.axis, :] > 1, abs(term.coefficient), 0) for term in index.terms]
+    return np.asarray(np.maximum(reduce(np.gcd, moving), 1))
 
 
 def copy_cycles(population: Population, nest: Nest, parameters: CostParameters) -> Floats:

@@ -187,10 +187,8 @@ def test_multiply_adds_take_as_long_as_those_of_their_type() -> None:
 
 def test_rows_a_page_apart_evict_each_other() -> None:
     """128 rows of a line each: all in one set where they are 4096 bytes apart, each in its own at 4160."""
-    alone = replace(FITTED, crowding=1.0)
     nearby, far = (
-        estimate(gather([_columns(width)]), DEVICE, alone).quantities["l2_traffic"][0]
-        for width in (1040, 1024)
+        estimate(gather([_columns(width)]), DEVICE).quantities["l2_traffic"][0] for width in (1040, 1024)
     )
     assert far > 2 * nearby
 
