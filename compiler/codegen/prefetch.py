@@ -42,6 +42,8 @@ LINE_BYTES = 64
 # Smaller operands stay in the L1 cache.
 MIN_OPERAND_BYTES = 32768
 
+# The key of an element's buffer and index without the index's constant summand, and this summand.
+_Place = tuple[Any, int]
 _NAME = "tunefarm_prefetch"
 # LLVM assumes that its prefetch intrinsic may write into accumulators, and stores them in every iteration.
 # This wrapper is declared to touch only inaccessible memory, so accumulators stay in registers.
@@ -169,8 +171,8 @@ def _rows(load: TensorLoad) -> Iterator[Any]:
         yield tirx.BufferLoad(load.source, [*outer, last.base + ahead])
 
 
-def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[TensorLoad]:
-    """Yield the elements that no earlier iteration of a loop around them has read.
+def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[tuple[TensorLoad, _Place]]:
+    """Yield the elements that no earlier iteration of a loop around them has read, and their places.
 
         for y in range(8): c[0:16] = c[0:16] + a[y * 64 : y * 64 + 16] + a[y * 64 + 64 : y * 64 + 80]
     ->
@@ -186,7 +188,7 @@ def _read_first(rows: list[TensorLoad], loops: list[For]) -> Iterator[TensorLoad
         if base not in steps:
             steps[base] = set(_steps(analyzer.simplify(row.indices[-1]), [loop.loop_var for loop in loops]))
         if not any(offset + step in read[base] for step in steps[base]):
-            yield row
+            yield row, (base, offset)
 
 
 def _steps(index: Any, variables: Sequence[Var]) -> Iterator[int]:
@@ -206,12 +208,10 @@ def _steps(index: Any, variables: Sequence[Var]) -> Iterator[int]:
         yield 1 if step is None else int(step)
 
 
-def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:
+def _one_a_line(rows: Iterable[tuple[TensorLoad, _Place]]) -> Iterator[TensorLoad]:
     """Yield the elements that are a line or more away from all that were yielded before."""
-    analyzer = Analyzer()
     yielded: defaultdict[Any, list[int]] = defaultdict(list)
-    for row in rows:
-        base, offset = _place(row, analyzer)
+    for row, (base, offset) in rows:
         near = yielded[base]
         at = offset * _item_bytes(row)
         if all(abs(at - other) >= LINE_BYTES for other in near):
@@ -219,7 +219,7 @@ def _one_a_line(rows: Iterable[TensorLoad]) -> Iterator[TensorLoad]:
             yield row
 
 
-def _place(row: TensorLoad, analyzer: Analyzer) -> tuple[Any, int]:
+def _place(row: TensorLoad, analyzer: Analyzer) -> _Place:
     """Return the constant summand of an element's index, after a key of the element without it."""
     *outer, last = row.indices
     base, offset = analyzer.simplify(last), 0
