@@ -123,13 +123,14 @@ class _Body:
     """The innermost code of a tiled node.
 
     `tile` is [axes, programs], the other arrays [programs]. A row of `width` elements takes `instructions` of
-    at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. `chain` steps
-    follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept` steps the
-    accumulators are stored. `is_flat` says that the loops around the innermost reduction are unrolled, too.
-    An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load
-    has at most `loaded` lanes. Each step has `products` multiply-adds for each accumulator, and takes as long
-    as `converted` more: its share of the instructions after a block of halves, columns that are widened, or
-    the rows of a block of packed weights, which are added up for the zero points.
+    at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. Where a row's
+    vectors lack registers, the next row `reloads` them. `chain` steps follow one another on the same
+    accumulators, `unrolled` of them without a loop, and after `kept` steps the accumulators are stored.
+    `is_flat` says that the loops around the innermost reduction are unrolled, too. An intrinsic does `depth`
+    steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load has at most `loaded`
+    lanes. Each step has `products` multiply-adds for each accumulator, and takes as long as `converted` more:
+    its share of the instructions after a block of halves, columns that are widened, or the rows of a block of
+    packed weights, which are added up for the zero points.
     """
 
     tile: Ints
@@ -139,6 +140,7 @@ class _Body:
     instructions: Floats
     accumulators: Floats
     operands: Floats
+    reloads: NDArray[np.bool_]
     chain: Floats
     kept: Floats
     unrolled: Ints
@@ -175,7 +177,10 @@ class _Body:
         # Without loops between the reduction levels the accumulators stay in registers for both.
         is_flat = unrolled >= nest.trips(level) * between
         stays = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
-        operands = _operands(rows, instructions, parameters) + 1
+        # LLVM computes row by row, so a row's vectors stay in registers for the next row.
+        vectors = np.where(rows > 1, instructions, 1.0)
+        reloads = parameters.folds_loads & (accumulators + vectors + 1 > parameters.registers)
+        operands = np.where(reloads, 1.0, vectors) + 1
         converted = np.zeros_like(accumulators)
         if in_blocks:
             needed = (1 + SUM_REGISTERS) * accumulators + operands
@@ -195,6 +200,7 @@ class _Body:
             instructions=instructions,
             accumulators=accumulators,
             operands=operands,
+            reloads=reloads,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),
             unrolled=np.minimum(unrolled, nest.trips(level)),
@@ -210,15 +216,6 @@ def _block_terms(steps: Ints) -> Ints:
     """Return [programs]: the products of a block, the largest divisor of the steps that is allowed."""
     sizes = np.arange(1, BLOCK_TERMS + 1)[:, None]
     return np.asarray(np.where(steps % sizes == 0, sizes, 1).max(axis=0))
-
-
-def _operands(rows: Floats, instructions: Floats, parameters: CostParameters) -> Floats:
-    """Return [programs]: the registers of operands that several multiply-adds use, besides one scalar."""
-    if parameters.folds_loads:
-        # Either a row's vectors stay in registers while scalars are loaded, or the reverse.
-        return np.minimum(instructions, rows)
-    # LLVM computes row by row, so a row's vectors stay in registers for the next row.
-    return np.where(rows > 1, instructions, 1.0)
 
 
 def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
@@ -242,6 +239,8 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: C
             arranged = copied <= nest.depth
             in_order = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
+        if node.vector_axis in read.axes:
+            vectors = np.where(body.reloads, np.maximum(vectors, body.accumulators), vectors)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
         vectors = vectors / _joined(population, nest, body, read, parameters)
         vectors = vectors * _steps_of_block(dag, nest, read)

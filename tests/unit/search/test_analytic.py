@@ -222,6 +222,15 @@ def _quantities(device: Device) -> dict[str, float]:
     return {name: float(values[0]) for name, values in found.items()}
 
 
+@pytest.mark.parametrize(("registers", "vectors"), [(19, 2), (18, 8 * 2)])
+def test_each_row_loads_its_vectors_where_registers_are_missing(registers: int, vectors: int) -> None:
+    """16 accumulators, the two vectors of a row and a scalar need 19 registers."""
+    profile = replace(DEVICE.speeds, registers=registers)
+    found = _quantities(replace(DEVICE, profile=profile))
+    assert found["loads_per_fma"] == (8 + vectors) / 16
+    assert found["spills"] == 0
+
+
 def test_the_quantities_of_a_program_equal_values_by_hand() -> None:
     found = _quantities(DEVICE)
     assert found["vector_width"] == 32
