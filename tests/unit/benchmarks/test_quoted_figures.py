@@ -215,7 +215,7 @@ def _of_when() -> Iterator[Quote]:
     )
     for element_type, sentence in (
         ("int8", "it takes {:.2f} and {:.2f} times for ResNet-18 and MobileNet-V2"),
-        ("int8w7", ": {:.2f} and {:.2f}."),
+        ("int8w7", ": {:.2f} and {:.2f};"),
     ):
         yield Quote(
             "when.md",
@@ -225,6 +225,14 @@ def _of_when() -> Iterator[Quote]:
                 for one in ("resnet18", "mobilenet_v2")
             ),
         )
+    yield Quote(
+        "when.md",
+        "ResNet-50, EfficientNet-B0 and BERT-base {:.2f}, {:.2f} and {:.2f}.",
+        tuple(
+            value(f"element_types_avx2_{one}", of_openvino.format(one, "int8w7"))
+            for one in ("resnet50", "efficientnet_b0", "bert_base")
+        ),
+    )
     yield Quote(
         "when.md",
         "one of a billion parameters decodes {:.2f} times as fast",
