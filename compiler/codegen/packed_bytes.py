@@ -21,6 +21,7 @@ from tvm.tirx import (
     For,
     ForKind,
     IntImm,
+    Let,
     Max,
     Min,
     PrimFunc,
@@ -74,7 +75,11 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     features = frozenset() if target is None else target_features(target)
     if "avx2" not in features or "avx512f" in features:
         return function
-    return map_body(function, [(For, _unrolled), (SeqStmt, _in_groups)])
+    packed = map_body(function, [(For, _unrolled), (SeqStmt, _in_groups)])
+    if packed.same_as(function) or not find_all(packed.body, Let):
+        return packed
+    # Copies of a store must not share variables.
+    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": packed}))["main"]
 
 
 def _unrolled(loop: For) -> Any:

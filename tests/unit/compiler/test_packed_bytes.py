@@ -8,10 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import tvm
-from tvm.tirx import BufferStore, PrimFunc
+import tvm_ffi
+from tvm.ir import TensorLoad
+from tvm.tirx import BufferStore, Let, PrimFunc, Select, Var
 
 from compiler.codegen.packed_bytes import BYTES, WORDS, pack_bytes
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import contains, find_all
 from tests.register_tiles import compile_tile
 
 NATIVE = tvm.target.Target("llvm")
@@ -112,6 +114,20 @@ def test_a_store_that_another_reads_ends_a_group() -> None:
     later = _store("1").replace("values[T.Ramp(1 * 32, 1, 8)]", 'T.Cast("int32x8", stored[T.Ramp(0, 1, 8)])')
     body = "\n".join(f"    {each}" for each in (_store("0"), later, _store("2"), _store("3")))
     assert WORDS not in str(_packed(_function(body)).script())
+
+
+def test_each_copy_of_a_store_has_variables_of_its_own() -> None:
+    """LLVM's code generator refuses a variable with two values."""
+
+    def absolute(load: TensorLoad) -> Let:
+        value = Var("value", load.ty)
+        return Let(value, load, Select(value > 0, value, -value))
+
+    plain = _function(_for(7))["main"]
+    function = plain.with_body(tvm_ffi.structural_map(plain.body, (TensorLoad, absolute)))
+    variables = [each.var for each in find_all(_packed(tvm.IRModule({"main": function})).body, Let)]
+    assert len(variables) == 7
+    assert not any(contains(variables[:at], each) for at, each in enumerate(variables))
 
 
 @pytest.mark.parametrize("target", [SKYLAKE, ARM], ids=["AVX-512", "Arm"])
