@@ -398,9 +398,10 @@ def published_before(session: Session, job: Job) -> str | None:
 
 
 def claim_job(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
-    """Let only `holder` run this job's steps for `ttl_s` seconds. Return False if another holder may."""
+    """Let only `holder` run this job's steps for `ttl_s` seconds. Return False if another holder may, or if
+    the job has ended."""
     free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
-    statement = update(JobRow).where(JobRow.id == job_id, free)
+    statement = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(UNFINISHED), free)
     return changed(session, statement.values(holder=holder, held_until=now + ttl_s)) == 1
 
 

@@ -145,6 +145,12 @@ class TestClaim:
         jobs.release_claim(session, "job", "one")
         assert jobs.claim_job(session, "job", "two", now=2.0, ttl_s=10.0)
 
+    def test_a_job_that_ended_is_not_claimed(self, session: Session) -> None:
+        """It may end between a scheduler's look at its state and the claim."""
+        create(session, "job")
+        jobs.cancel(session, "job", now=2.0)
+        assert not jobs.claim_job(session, "job", "one", now=3.0, ttl_s=10.0)
+
     def test_an_unknown_job_cannot_be_claimed(self, session: Session) -> None:
         assert not jobs.claim_job(session, "x", "one", now=1.0, ttl_s=10.0)
 
