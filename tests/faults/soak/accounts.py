@@ -128,14 +128,17 @@ class Accounts:
             "trials wait or are leased": _count(TrialRow.state != "done"),
             "timings of models wait or are leased": _count(ModuleRunRow.state != "done"),
             "libraries of trials that are done are kept": _count(LibraryRow.trial_id.is_not(None)),
-            "jobs that ended are claimed": _count(JobRow.holder.is_not(None)),
             "files are kept that nothing refers to": _count(BlobRow.sha.not_in(_used_blobs())),
             "fenced sessions are of no worker": _count(FencedSessionRow.worker_id.not_in(names)),
         }
 
         def counts() -> dict[str, int]:
             with database.begin() as session:
-                found = {words: session.scalar(query) or 0 for words, query in left_over.items()}
+                # A killed scheduler's claim lapses.
+                held = {"jobs that ended are claimed": _count(JobRow.held_until > time.time())}
+                found = {
+                    words: session.scalar(query) or 0 for words, query in [*left_over.items(), *held.items()]
+                }
             return found | {"wake-ups too many wait in Redis": max(_waiting(broker) - MAX_WAKE_UPS, 0)}
 
         waited = ActiveTime()
