@@ -125,12 +125,12 @@ class _Body:
     `tile` is [axes, programs], the other arrays [programs]. A row of `width` elements takes `instructions` of
     at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. Where a row's
     vectors lack registers, the next row `reloads` them. `chain` steps follow one another on the same
-    accumulators, `unrolled` of them without a loop, and after `kept` steps the accumulators are stored.
+    accumulators, `unrolled` of them without a loop. After `kept` steps, the accumulators are stored.
     `is_flat` says that the loops around the innermost reduction are unrolled, too. An intrinsic does `depth`
     steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load has at most `loaded`
-    lanes. Each step has `products` multiply-adds for each accumulator, and takes as long as `converted` more:
-    its share of the instructions after a block of halves, columns that are widened, or the rows of a block of
-    packed weights, which are added up for the zero points.
+    lanes. Each step has `products` multiply-adds for each accumulator, and takes as long as `converted` more.
+    These are its share of the instructions after a block of halves, or columns that are widened. With packed
+    weights, they are the rows of a block, which are added up for the zero points.
     """
 
     tile: Ints

@@ -2,7 +2,7 @@
 
 For a cache of capacity C, take the outermost loop inside which all touched lines fit into C. The cache then
 loads the sum over accesses of footprint * visits. In the L1 cache, rows that are a large power of two apart
-fall into the same sets. They stay there inside the outermost loop in which these sets have room for them.
+fall into the same sets. They stay there inside the outermost loop for which these sets have room.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     accesses = [*nest.node.reads, nest.node.write]
     loops = nest.by_loop()
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
-    sizes, crowds, loads, stalled = [], [], [], []
+    sizes, wasted, loads, stalled = [], [], [], []
     for access in accesses:
         buffer = dag.buffer[access.buffer]
         item_bytes = _item_bytes(population, nest, access)
-        touched = _region_of_lines(access, loops.inside, buffer.shape, item_bytes)
-        size = elements_of(touched) * LINE_BYTES
-        crowd = _crowd(access, loops.inside, touched, _shape_in_memory(population, nest, access), item_bytes)
+        touched = region(access, loops.inside, buffer.shape)
+        steps = [_step(index, loops.inside) for index in access.indices[:-1]]
+        lines = _lines(touched, steps, item_bytes)
+        size = elements_of(lines) * LINE_BYTES
+        unused = _unused(lines, steps, _shape_in_memory(population, nest, access), item_bytes)
         stalls = _stalls(access, nest, buffer, parameters)
         copied = copied_at(population, nest, access)
         if copied is not None:
             # [boundaries, programs]: whether the access reads a copy in loop order there. Copies fill their
             # lines completely.
             is_copy = levels[:, None] >= copied
-            copy = touched_elements(access, loops.inside, buffer.shape) * buffer.item_bytes
-            copy = np.maximum(copy, LINE_BYTES)
-            size, crowd = np.where(is_copy, copy, size), np.where(is_copy, 0.0, crowd)
+            copy = np.maximum(elements_of(touched) * buffer.item_bytes, LINE_BYTES)
+            size, unused = np.where(is_copy, copy, size), np.where(is_copy, 0.0, unused)
             stalls = np.where(copied == 0, 1.0, stalls)
         load = size * loops.visits(access)
         sizes.append(size)
-        crowds.append(crowd)
+        wasted.append(unused)
         loads.append(load)
         stalled.append(load * stalls)
     total = reduce(np.add, sizes)
@@ -66,8 +67,8 @@ def traffic_terms(population: Population, nest: Nest, parameters: CostParameters
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
     loaded, from_memory = reduce(np.add, loads), reduce(np.add, stalled)
-    # A region leaves the L1 cache where all lines don't fit, or where its own fullest sets are full.
-    needed = [np.maximum(total, (total + crowd) * parameters.factors.l1_share) for crowd in crowds]
+    # A region stays in the L1 cache if all lines fit, and if its own fullest sets don't overflow.
+    needed = [np.maximum(total, (total + unused) * parameters.factors.l1_share) for unused in wasted]
     evicted = [
         _where_it_fits(load, size, parameters.l1_room) for load, size in zip(loads, needed, strict=True)
     ]
@@ -129,51 +130,46 @@ def _shape_in_memory(population: Population, nest: Nest, access: BufferAccess) -
     return whole
 
 
-def _region_of_lines(
-    access: BufferAccess, inner: Counts, shape: Sequence[int], item_bytes: Ints
-) -> list[Counts]:
-    """Return, for each dimension, [boundaries, programs]: the rows that an access touches, and last the cache
-    lines of a row."""
-    *rows, row = region(access, inner, shape)
-    lines = np.ceil(row * item_bytes / LINE_BYTES)
-    outer = zip(rows, access.indices[:-1], strict=True)
-    return [*(_moves(touched, _step(index, inner)) for touched, index in outer), lines]
+def _lines(touched: Sequence[Counts], steps: Sequence[Ints | int], item_bytes: Ints) -> list[Counts]:
+    """Return [boundaries, programs] for each dimension: the rows that are read, and last the lines of a row.
 
-
-def _moves(touched: Counts, step: Ints | int) -> Counts:
-    """Return [boundaries, programs]: how many of the `touched` rows are read, if only every `step`-th is."""
-    return touched if isinstance(step, int) else np.floor((touched - 1) / step) + 1
-
-
-def _crowd(
-    access: BufferAccess,
-    inner: Counts,
-    touched: Sequence[Counts],
-    shape: Sequence[Ints | int],
-    item_bytes: Ints,
-) -> Floats:
-    """Return [boundaries, programs]: the bytes of the L1 cache that are lost besides the `touched` lines,
-    because some sets hold more of these than others.
-
-    The address within PAGE_BYTES chooses a line's set. (Larger caches have more sets, but the physical
-    address of a page is random.) For example, 8 rows of one line each, 4096 bytes apart, fill one of 64 sets
-    of 8 lines: 504 lines. `shape` is the buffer's in memory.
+    `steps` are the distances of the rows that are read.
     """
-    lines, stride = touched[-1], item_bytes
-    sets = np.minimum(lines, SETS)
-    outer = zip(touched[-2::-1], access.indices[-2::-1], shape[-2::-1], shape[:0:-1], strict=True)
-    for rows, index, extent, row in outer:
+    *rows, row = touched
+    read = [
+        extent if isinstance(step, int) else np.floor((extent - 1) / step) + 1
+        for extent, step in zip(rows, steps, strict=True)
+    ]
+    return [*read, np.ceil(row * item_bytes / LINE_BYTES)]
+
+
+def _unused(
+    lines: Sequence[Counts], steps: Sequence[Ints | int], shape: Sequence[Ints | int], item_bytes: Ints
+) -> Floats:
+    """Return [boundaries, programs]: the bytes that other sets have left when the fullest sets are full.
+
+    The address within PAGE_BYTES chooses a line's set in the L1 cache. Larger caches have more sets. There,
+    the physical address of a page counts, which is random. `shape` is the buffer's in memory.
+
+    For example, 8 rows of one line each are 4096 bytes apart. They fill one of 64 sets of 8 lines, so 504
+    lines are unused.
+    """
+    number, stride = lines[-1], item_bytes
+    sets = np.minimum(number, SETS)
+    outer = zip(lines[-2::-1], reversed(steps), shape[-2::-1], shape[:0:-1], strict=True)
+    for rows, step, extent, row in outer:
         stride = stride * row
-        held, step = np.minimum(rows, extent), _step(index, inner)
+        held = np.minimum(rows, extent)
         apart = PAGE_BYTES // np.gcd(stride * step, PAGE_BYTES)
-        lines = lines * held
+        number = number * held
         sets = np.minimum(sets * np.minimum(held, apart), SETS)
-    return np.asarray(lines * (SETS / sets - 1) * LINE_BYTES)
+    return np.asarray(number * (SETS / sets - 1) * LINE_BYTES)
 
 
 def _step(index: Index, inner: Counts) -> Ints | int:
-    """Return [boundaries, programs]: the distance of the elements that an index touches, such as the stride
-    of a convolution of 1x1 pixels; 1 if it is that for all."""
+    """Return [boundaries, programs]: the distance of the elements that an index touches. Return 1 if all are
+    adjacent. A convolution of 1x1 pixels with a stride skips rows.
+    """
     steps = {abs(term.coefficient) for term in index.terms}
     if not index.affine or max(steps, default=1) == 1 or any(term.divisor != 1 for term in index.terms):
         return 1

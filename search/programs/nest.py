@@ -203,7 +203,7 @@ def bytes_of_lines(box: Sequence[Counts], item_bytes: Counts | int, line_bytes: 
     return np.asarray(reduce(np.multiply, rows, np.ceil(row * item_bytes / line_bytes) * line_bytes))
 
 
-def touched_elements(access: BufferAccess, inner: Counts, shape: Sequence[int]) -> Floats:
+def touched_elements(access: BufferAccess, inner: Ints, shape: Sequence[int]) -> Floats:
     """Return [..., programs]: the elements of the box that an access touches."""
     return elements_of(region(access, inner, shape))
 
