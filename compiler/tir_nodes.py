@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm.ir import Var
+from tvm.ir import TensorLoad, Var
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
-from tvm.tirx import IntImm, IterVar
+from tvm.tirx import And, BufferStore, IntImm, IterVar
 
 
 def find_all(expression: Any, *kinds: type) -> list[Any]:
@@ -30,6 +31,16 @@ def reduced(block: SBlock) -> int:
     """Return the number of terms that a block reduces into each result; 1 without a reduction."""
     axes = [axis for axis in block.iter_vars if axis.iter_type == IterVar.CommReduce]
     return math.prod(int(axis.dom.extent) for axis in axes)
+
+
+def reads_itself(store: BufferStore) -> bool:
+    """Return whether a stored value depends on the buffer, as a sum does."""
+    return any(load.source.same_as(store.buffer) for load in find_all(store.value, TensorLoad))
+
+
+def conjunction(conditions: Sequence[Any]) -> Any:
+    """Return the condition that all of one or more conditions hold."""
+    return reduce(And, conditions)
 
 
 def contains(nodes: Iterable[Any], node: Any) -> bool:

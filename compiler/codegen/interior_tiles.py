@@ -17,8 +17,8 @@ from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
-from compiler.tir_nodes import contains, find_all, op_name, step_of
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_distinct_variables, with_loop_body
+from compiler.tir_nodes import conjunction, contains, find_all, op_name, reads_itself, step_of
 from search.cost.border_tiles import MAX_SUMS
 
 
@@ -70,7 +70,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     body = tvm_ffi.structural_map(function.body, (For, visit))
     if not split:
         return function
-    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
+    return with_distinct_variables(function.with_body(body))
 
 
 class _StoreKind(Enum):
@@ -84,12 +84,10 @@ class _StoreKind(Enum):
 
 
 def _kind(store: BufferStore) -> _StoreKind:
-    loads = find_all(store.value, TensorLoad)
-    if not loads:
+    if not find_all(store.value, TensorLoad):
         return _StoreKind.START
-    if any(load.source.same_as(store.buffer) for load in loads) and any(
-        op_name(call) == "if_then_else" for call in find_all(store.value, Call)
-    ):
+    has_condition = any(op_name(call) == "if_then_else" for call in find_all(store.value, Call))
+    if has_condition and reads_itself(store):
         return _StoreKind.CONDITIONAL_SUM
     return _StoreKind.OTHER
 
@@ -120,11 +118,11 @@ def _split(loop: For, sums: list[BufferStore]) -> For:
         rest = [part for part in _conjuncts(condition) if tvm_ffi.StructuralKey(part) not in held]
         if len(rest) == len(list(_conjuncts(condition))):
             return call
-        return tirx.if_then_else(_all(rest), value, otherwise) if rest else value
+        return tirx.if_then_else(conjunction(rest), value, otherwise) if rest else value
 
     interior = tvm_ffi.structural_map(loop.body, (Call, without_conditions))
     checks = {tvm_ffi.StructuralKey(margin): margin >= 0 for margin in held.values()}
-    body = IfThenElse(_all(list(checks.values())), interior, loop.body)
+    body = IfThenElse(conjunction(list(checks.values())), interior, loop.body)
     return with_loop_body(loop, body)
 
 
@@ -145,13 +143,6 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
         yield from _conjuncts(condition.b)
     else:
         yield condition
-
-
-def _all(conditions: list[Any]) -> Any:
-    first, *others = conditions
-    for each in others:
-        first = And(first, each)
-    return first
 
 
 def _least_margin(condition: Any, inner: Mapping[Any, For], analyzer: Analyzer) -> Any:

@@ -32,7 +32,7 @@ from tvm.tirx import (
 )
 
 from compiler.codegen.quantizers import LIMITS
-from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, with_distinct_variables
 from compiler.target import target_features
 from compiler.tir_nodes import contains, find_all
 
@@ -78,8 +78,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     packed = map_body(function, [(For, _unrolled), (SeqStmt, _in_groups)])
     if packed.same_as(function) or not find_all(packed.body, Let):
         return packed
-    # Copies of a store must not share variables.
-    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": packed}))["main"]
+    return with_distinct_variables(packed)
 
 
 def _unrolled(loop: For) -> Any:

@@ -10,18 +10,16 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
-from tvm.ir import TensorLoad, Var
-from tvm.tirx import And, BufferStore, For, IfThenElse, PrimFunc
+from tvm.ir import Var
+from tvm.tirx import BufferStore, For, IfThenElse, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
-from compiler.tir_nodes import contains, find_all
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_distinct_variables, with_loop_body
+from compiler.tir_nodes import conjunction, contains, find_all, reads_itself
 from search.cost.border_tiles import MAX_SUMS
 
 
 def split_full_tiles(module: tvm.IRModule) -> tvm.IRModule:
-    """Check conditions of sums once for each iteration of a loop, the outermost one inside which they don't
-    change.
+    """Check the conditions of sums outside of all loops that don't change them.
 
         for i in range(4):
             for k in range(64):
@@ -44,7 +42,7 @@ def split_full_tiles(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    if not find_all(function.body, IfThenElse):
+    if not _conditional_sums(function.body):
         return function
     checks = [(loop, _checks(loop.body)) for loop in find_all(function.body, For)]
     checked = [(loop, found) for loop, found in checks if found]
@@ -56,21 +54,17 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     def split(loop: For) -> For:
         for one, found in outermost:
             if loop.same_as(one):
-                body = IfThenElse(_all(found), _without(loop.body, found), loop.body)
+                body = IfThenElse(conjunction(found), _without(loop.body, found), loop.body)
                 return with_loop_body(loop, body)
         return loop
 
     body = tvm_ffi.structural_map(function.body, (For, split))
-    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function.with_body(body)}))["main"]
+    return with_distinct_variables(function.with_body(body))
 
 
 def _checks(body: Any) -> list[Any]:
     """Return the different conditions of sums in a loop's body that no loop inside changes."""
-    conditional = [
-        each
-        for each in find_all(body, IfThenElse)
-        if each.else_case is None and any(map(_is_sum, find_all(each.then_case, BufferStore)))
-    ]
+    conditional = _conditional_sums(body)
     variables = [each.loop_var for each in find_all(body, For)]
     is_repeated = len(conditional) > 1 or variables
     if not is_repeated or len(conditional) > MAX_SUMS:
@@ -83,15 +77,12 @@ def _checks(body: Any) -> list[Any]:
     return list(found.values())
 
 
-def _is_sum(store: BufferStore) -> bool:
-    return any(load.source.same_as(store.buffer) for load in find_all(store.value, TensorLoad))
-
-
-def _all(conditions: list[Any]) -> Any:
-    first, *others = conditions
-    for other in others:
-        first = And(first, other)
-    return first
+def _conditional_sums(body: Any) -> list[IfThenElse]:
+    return [
+        each
+        for each in find_all(body, IfThenElse)
+        if each.else_case is None and any(map(reads_itself, find_all(each.then_case, BufferStore)))
+    ]
 
 
 def _without(body: Any, conditions: list[Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm import tirx
 from tvm.tirx import For, PrimFunc
 
 
@@ -35,6 +36,13 @@ def map_body(
     """
     body = tvm_ffi.structural_map(function.body, callbacks)
     return function if body.same_as(function.body) else function.with_body(body)
+
+
+def with_distinct_variables(function: PrimFunc) -> PrimFunc:
+    """Return a function in which copies of a statement don't share variables. LLVM's code generator refuses a
+    variable with two values.
+    """
+    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))["main"]
 
 
 def with_loop_body(loop: For, body: Any) -> For:
