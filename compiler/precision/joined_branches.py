@@ -1,7 +1,7 @@
-"""Store bytes where two products of a quantized model meet, such as those of a residual block.
+"""Store bytes where a quantized model adds or multiplies the results of two products.
 
-Operator fusion puts the operator that joins them into the kernel of one product. The other kernel would also
-dequantize its bytes, and store floats.
+An example is a residual block with a convolution in its shortcut. Fusion puts the addition into the kernel of
+one convolution. Otherwise, the other kernel would dequantize its own bytes and store floats.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _JOINS = {"add", "multiply", "subtract"}
 
 
 def keep_bytes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make the bytes that `stored_bytes` finds outputs of their dataflow blocks, which are never fused with
-    their readers.
+    """Make the bytes that `stored_bytes` finds outputs of their dataflow blocks. Fusion never joins an output
+    with its readers.
 
         lv = astype(sums, "uint8")
         lv1 = multiply(astype(lv, "float32"), scale)      # fused: a kernel that stores lv1
@@ -39,9 +39,10 @@ def keep_bytes(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def stored_bytes(block: relax.DataflowBlock) -> set[relax.Var]:
-    """Return the bytes that one of two products passes to an operator that joins both elementwise: the later
-    one, if there are bytes after both. These products, and all between them and that operator, have no other
-    readers.
+    """Return the bytes that products pass to an operator that adds or multiplies two of them elementwise.
+
+    If both products have bytes, those of the later product count. No other operator reads the products, or
+    what lies between.
     """
     reading = _Reading(block)
     return {found for call in reading.calls.values() if (found := reading.joined(call)) is not None}
@@ -58,7 +59,7 @@ class _Reading:
         }
 
     def joined(self, call: Call) -> relax.Var | None:
-        """Return the bytes to store before a call; None if it joins no two products."""
+        """Return the bytes to store before a call; None if it doesn't combine two products."""
         if operator_name(call) not in _JOINS or any(isinstance(one, GenericConst) for one in call.args):
             return None
         first, second = call.args
@@ -69,8 +70,8 @@ class _Reading:
         return max(with_bytes, key=lambda branch: branch[0], default=(0, None))[1]
 
     def _branch(self, value: relax.Expr) -> tuple[int, relax.Var | None] | None:
-        """Return the position of the product from which a value is computed elementwise, and the last bytes
-        between them; None if there is no such product."""
+        """Return the position of the product that a value comes from, and the last bytes on the way. Return
+        None if other operators than elementwise ones lie between."""
         stored = None
         while isinstance(value, relax.DataflowVar) and len(self._users[value]) == 1:
             call = self.calls.get(value)

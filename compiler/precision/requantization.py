@@ -44,12 +44,11 @@ def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass
 class _Edits:
-    """What to change in a block, by call.
+    """The calls of a block to change.
 
-    moved    the factor by which to multiply a call's constants, and the shift to add to them
-    bounds   the other bound of a clamp
-    stored   the lower bound of a conversion, which becomes one to int16
-    removed  the calls to replace by their first operand that isn't constant
+    `moved` has a factor and a shift for the constants of each call. `bounds` has a new bound for each clamp.
+    The conversions in `stored` will convert to int16, after a clamp to this lower bound. Calls in `removed`
+    are replaced by their first operand that isn't constant.
     """
 
     moved: dict[Call, tuple[float, float]] = field(default_factory=dict)

@@ -29,13 +29,14 @@ def compile_model(fused: tvm.IRModule, target: str) -> relax.VirtualMachine:
     arguments, which is a third of their code: relax knows all types and shapes. Without the machine's own
     instructions, especially conversions of float16, a call of ResNet-18 would take 40 s.
     """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as threads:
         compiled: list[Future[tvm.runtime.Module]] = []
 
         def without_kernels(module: tvm.IRModule) -> tvm.IRModule:
             module = relax.get_pipeline("default")(module)
             kernels = {var: one for var, one in module.functions_items() if isinstance(one, PrimFunc)}
-            for part, level in _parts(kernels, len(os.sched_getaffinity(0))):
+            for part, level in _parts(kernels, cores):
                 own = tvm.IRModule(part, attrs=module.attrs)
                 leveled = tvm.target.Target({"opt-level": level, **parse_target(target).export()})
                 compiled.append(threads.submit(_compile, own, leveled))

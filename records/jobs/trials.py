@@ -113,8 +113,8 @@ class MeasuredTrial(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How fast some trials ended: the number of finished ones, when the first one and the last one of the
-    first half ended, in epoch seconds, and how many ended after that."""
+    """How fast trials finish: `finished` trials, the first at `first_at`. The last one of the first half
+    finished at `half_at`, and `later` ones after that. Times are epoch seconds."""
 
     finished: int
     first_at: float
@@ -123,7 +123,7 @@ class Pace(NamedTuple):
 
     @classmethod
     def of(cls, finished_at: Sequence[float]) -> Pace:
-        """Return the pace of trials that ended at these times, of which there is one at least, in order."""
+        """Return the pace of trials that finished at these times: at least one time, in order."""
         half_at = finished_at[max(len(finished_at) // 2 - 1, 0)]
         later = len(finished_at) - bisect_right(finished_at, half_at)
         return cls(len(finished_at), finished_at[0], half_at, later)
@@ -259,7 +259,7 @@ def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
 
 
 def pace(session: Session, job_ids: Collection[str]) -> Pace | None:
-    """Return how fast the jobs' trials ended; None if none has ended."""
+    """Return the pace of the jobs' finished trials; None if no trial has finished."""
     finished_at = table_of(TrialRow).c.finished_at
     done = (table_of(TrialRow).c.job_id.in_(job_ids), finished_at.is_not(None))
     number, first_at = session.execute(select(func.count(), func.min(finished_at)).where(*done)).one()
@@ -272,8 +272,7 @@ def pace(session: Session, job_ids: Collection[str]) -> Pace | None:
 
 
 def improvements(session: Session, job_ids: Collection[str]) -> list[MeasuredTrial]:
-    """Return the trials that were faster than all earlier ones of their tasks, in the order in which they
-    ended."""
+    """Return the trials that were faster than all earlier trials of their task, first finished first."""
     table = table_of(TrialRow).c
     columns = [table[name] for name in MeasuredTrial._fields]
     earlier = func.min(table.latency_s).over(

@@ -135,10 +135,9 @@ class Accounts:
         def counts() -> dict[str, int]:
             with database.begin() as session:
                 # A killed scheduler's claim lapses.
-                held = {"jobs that ended are claimed": _count(JobRow.held_until > time.time())}
-                found = {
-                    words: session.scalar(query) or 0 for words, query in [*left_over.items(), *held.items()]
-                }
+                claimed = _count(JobRow.held_until > time.time())
+                queries = left_over | {"jobs that ended are claimed": claimed}
+                found = {words: session.scalar(query) or 0 for words, query in queries.items()}
             return found | {"wake-ups too many wait in Redis": max(_waiting(broker) - MAX_WAKE_UPS, 0)}
 
         waited = ActiveTime()
