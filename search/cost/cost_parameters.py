@@ -32,7 +32,7 @@ class ShapeFactors:
 
     # Speeds, relative to the profile's.
     issue: float = 1.0
-    latency: float = 1.1
+    latency: float = 1.0
     loads: float = 1.0
     l1_rate: float = 1.0
     l2_rate: float = 1.0

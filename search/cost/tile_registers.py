@@ -9,7 +9,8 @@ with
        loads that take as long, transposed operands as gathers. Operands that stay in registers, and those
        that neighbouring tiles of an unrolled body share, are loaded once
     I  instructions: accumulators, loads, and a loop's own. They count only where they don't read memory
-    n  = reorder window / (steps of a chain * (A + vectors of a row)): neighbouring tiles in flight at once
+    n  the tiles in flight at once: as many as the reorder window has room for, but each waits for its own
+       sums of the previous iteration of the outer reduction level. Sums in memory wait longer
     K  steps until the accumulators are stored
     U  steps that are unrolled
     spills: the cost of accumulators beyond the registers
@@ -38,7 +39,7 @@ from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import BufferAccess, Dag, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
-from search.programs.compute_location import bytes_in_memory, is_inline_value
+from search.programs.compute_location import is_inline_value
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.block_products import BlockProduct
@@ -58,6 +59,8 @@ from search.sketches.tile_products import SUMS, TILE_ROWS, TileProduct
 MERGING_DEPTH = 6
 # A step's instructions that count iterations, move pointers and prefetch.
 LOOP_INSTRUCTIONS = 5
+# A load of a vector that was just stored, on Zen 4 and similar cores.
+FORWARD_CYCLES = 7
 # The instructions after each block of halves: two that convert a vector of them, and two that add it to sums,
 # which take two registers. The sums are loaded and stored in pairs.
 CONVERTED, RELOADED, SUM_REGISTERS = 4, 2, 2
@@ -68,11 +71,11 @@ WIDENED = 0.5
 def register_terms(population: Population, nest: Nest, parameters: CostParameters) -> dict[str, Floats]:
     """Return the quantities of one step of the innermost reduction level, and the node's `cycles`."""
     body = _Body.of(population, nest, parameters)
-    factors, issue, latency = parameters.factors, body.issue, parameters.latency_cycles
-    loads = _loads_of_all(population, nest, body, parameters)
-    # Short reductions of neighbouring tiles overlap within the reorder buffer.
-    neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
-    chains = body.accumulators * np.maximum(neighbours, 1.0)
+    factors, issue = parameters.factors, body.issue
+    loads, is_stored = _loads_of_all(population, nest, body, parameters)
+    # The next step on sums in memory waits until they are stored.
+    latency = parameters.latency_cycles + FORWARD_CYCLES * is_stored / body.steps
+    chains = body.accumulators * _overlapping(body, factors.window)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
     arithmetic = body.accumulators * body.products + body.converted
     instructions = arithmetic + loads + LOOP_INSTRUCTIONS / body.unrolled
@@ -124,13 +127,15 @@ class _Body:
 
     `tile` is [axes, programs], the other arrays [programs]. A row of `width` elements takes `instructions` of
     at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. Where a row's
-    vectors lack registers, the next row `reloads` them. `chain` steps follow one another on the same
-    accumulators, `unrolled` of them without a loop. After `kept` steps, the accumulators are stored.
-    `is_flat` says that the loops around the innermost reduction are unrolled, too. An intrinsic does `depth`
-    steps at once. A core issues `issue` multiply-adds of vectors per cycle. A load has at most `loaded`
-    lanes. Each step has `products` multiply-adds for each accumulator, and takes as long as `converted` more.
-    These are its share of the instructions after a block of halves, or columns that are widened. With packed
-    weights, they are the rows of a block, which are added up for the zero points.
+    vectors lack registers, the next row `reloads` them. `steps` follow one another on the same accumulators,
+    `unrolled` of them without a loop. Then follow the steps of the other tiles `between` the reduction
+    levels, and all of them `outer` times. After `kept` steps, the accumulators are stored; sums that `stay`
+    in registers are stored after the last one. `is_flat` says that the loops around the innermost reduction
+    are unrolled, too. An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors
+    per cycle. A load has at most `loaded` lanes. Each step has `products` multiply-adds for each accumulator,
+    and takes as long as `converted` more. These are its share of the instructions after a block of halves, or
+    columns that are widened. With packed weights, they are the rows of a block, which are added up for the
+    zero points.
     """
 
     tile: Ints
@@ -141,7 +146,10 @@ class _Body:
     accumulators: Floats
     operands: Floats
     reloads: NDArray[np.bool_]
-    chain: Floats
+    steps: Floats
+    between: Ints
+    outer: Ints
+    stay: NDArray[np.bool_]
     kept: Floats
     unrolled: Ints
     is_flat: NDArray[np.bool_]
@@ -149,6 +157,11 @@ class _Body:
     issue: float
     products: int
     converted: Floats
+
+    @property
+    def chain(self) -> Floats:
+        """[programs]: the steps on the same accumulators without those of other tiles between."""
+        return self.steps * np.where(self.between == 1, self.outer, 1)
 
     @classmethod
     def of(cls, population: Population, nest: Nest, parameters: CostParameters) -> _Body:
@@ -176,7 +189,7 @@ class _Body:
         between, outer = _loops_between(nest)
         # Without loops between the reduction levels the accumulators stay in registers for both.
         is_flat = unrolled >= nest.trips(level) * between
-        stays = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
+        stay = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
         # LLVM computes row by row, so a row's vectors stay in registers for the next row.
         vectors = np.where(rows > 1, instructions, 1.0)
         reloads = parameters.folds_loads & (accumulators + vectors + 1 > parameters.registers)
@@ -201,8 +214,11 @@ class _Body:
             accumulators=accumulators,
             operands=operands,
             reloads=reloads,
-            chain=steps * np.where(between == 1, outer, 1),
-            kept=steps * np.where(stays, outer, 1),
+            steps=steps,
+            between=between,
+            outer=outer,
+            stay=stay,
+            kept=steps * np.where(stay, outer, 1),
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
@@ -226,41 +242,126 @@ def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
     return nest.trips(nest.depth - 3), nest.trips(nest.depth - 4)
 
 
-def _loads_of_all(population: Population, nest: Nest, body: _Body, parameters: CostParameters) -> Floats:
-    """Return [programs]: the load instructions of one step."""
-    node, dag = nest.node, population.sketch.dag
-    loads = np.zeros(len(population))
-    for read in node.reads:
-        # Intrinsics read only vectors, because their operands are copied into the right order.
-        is_intrinsic = bool(nest.stage.intrinsic)
-        vectors = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=is_intrinsic)
-        copied = copied_at(population, nest, read)
-        if copied is not None and is_permutation(dag, node, read):
-            arranged = copied <= nest.depth
-            in_order = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=True)
-            vectors = np.where(arranged, in_order, vectors)
-        if node.vector_axis in read.axes:
-            vectors = np.where(body.reloads, np.maximum(vectors, body.accumulators), vectors)
+def _overlapping(body: _Body, window: float) -> Floats:
+    """Return [programs]: the tiles whose sums are in flight at once.
+
+    Tiles between the reduction levels overlap within the reorder buffer. Each waits for its own sums of the
+    previous iteration of the outer reduction level.
+    """
+    instructions = body.steps * (body.accumulators + body.instructions)
+    between = np.clip(window / instructions, 1.0, body.between)
+    return np.asarray(between * np.maximum(window / (instructions * body.between * body.outer), 1.0))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An operand of a step, each [programs].
+
+    `sharing` steps share a load of its `vectors`, which stay in `held` registers of an unrolled body. They
+    are `distant` if these steps are in other tiles than the next ones.
+    """
+
+    vectors: Floats
+    sharing: Floats
+    held: Floats
+    distant: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, nest: Nest, body: _Body, read: BufferAccess, vectors: Floats, dag: Dag, registers: int
+    ) -> _Operand:
+        repeats = _repeats(nest, read)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
-        vectors = vectors / _joined(population, nest, body, read, parameters)
-        vectors = vectors * _steps_of_block(dag, nest, read)
-        kept = vectors * body.chain <= parameters.registers - body.accumulators - 1
-        repeats = np.where(kept, _repeats(nest, read), 1)
-        sharing, missing = _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, parameters)
-        # Without a register, the next step loads an operand again. A widened one is loaded as such.
-        is_widened = bytes_in_memory(population, read.buffer) < dag.buffer[read.buffer].item_bytes
-        repeats = np.maximum(repeats, np.where(is_widened | (missing == 0), sharing, 1))
-        missing = np.where(is_widened & (repeats == sharing), missing, 0)
-        slots = np.ones_like(vectors)
+        kept = vectors * body.chain <= registers - body.accumulators - 1
+        in_loop = np.where(kept, repeats, 1.0)
+        one = body.instructions if nest.node.vector_axis in read.axes else np.ones_like(vectors)
+        if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
+            return cls(vectors, in_loop, one, np.zeros_like(body.is_flat))
+        around = nest.depth - 3
+        inside = nest.inside[[around, nest.depth - 1]]
+        touched, alone = touched_elements(read, inside, dag.buffer[read.buffer].shape)
+        shared = np.maximum(body.between * nest.trips(around + 1) * alone / touched, repeats)
+        distant = shared > repeats
+        held = np.where(distant, vectors * touched / alone, vectors * body.steps)
+        return cls(
+            vectors=vectors,
+            sharing=np.where(body.is_flat, shared, in_loop),
+            held=np.where(body.is_flat & (shared > 1), held, one),
+            distant=distant,
+        )
+
+
+def _loads_of_all(
+    population: Population, nest: Nest, body: _Body, parameters: CostParameters
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return [programs]: the load instructions of one step, and whether the next step on the same sums loads
+    them from memory."""
+    dag = population.sketch.dag
+    operands = [
+        _Operand.of(
+            nest, body, read, _vectors_of(population, nest, body, read, parameters), dag, parameters.registers
+        )
+        for read in nest.node.reads
+    ]
+    missing, is_spilled = _missing(operands, body, parameters.registers)
+    loads = np.zeros(len(population))
+    for read, operand, reloaded in zip(nest.node.reads, operands, missing, strict=True):
+        slots = np.ones_like(loads)
         if read.buffer in dag.producer:
             rows = body.accumulators / body.instructions
             sums = rows * np.where(body.is_flat, nest.trips(nest.depth - 3), 1) * body.unrolled
             share = border_share(dag, nest, read, body.is_flat, sums)
             conditions = _conditions(nest, body, read) * share
-            gathers = _loads_of_gather(nest, body, read, vectors)
+            gathers = _loads_of_gather(nest, body, read, operand.vectors)
             slots = _slots_of_load(population, read.buffer, conditions, gathers, parameters)
-        loads = loads + vectors * (slots / repeats + missing)
-    return loads
+        loads = loads + operand.vectors * (slots / operand.sharing + reloaded)
+    is_stored = ~body.stay & (body.outer > 1)
+    return loads, is_spilled | is_stored
+
+
+def _missing(
+    operands: Sequence[_Operand], body: _Body, registers: int
+) -> tuple[Sequence[Floats], NDArray[np.bool_]]:
+    """Return [programs]: for each operand, the fraction of the steps that load it again because an unrolled
+    body lacks registers, and whether sums are in memory instead.
+
+    LLVM gives up operands first that wait for distant tiles. In bodies of one step, an operand is used more
+    often than a sum, so sums are in memory.
+    """
+    sums = body.accumulators * np.where(body.stay, body.between, 1)
+    lacking = np.maximum(sums + sum(operand.held for operand in operands) - registers, 0.0)
+    lacking = np.where(body.is_flat, lacking, 0.0)
+    is_spilled = body.stay & (body.between > 1) & (body.steps == 1) & (lacking > 0)
+    lacking = np.where(is_spilled, 0.0, lacking)
+    missing = [np.zeros_like(lacking) for _ in operands]
+    for is_distant in (True, False):
+        for number, operand in enumerate(operands):
+            takes = (operand.distant == is_distant) & (operand.sharing > 1)
+            taken = np.where(takes, np.minimum(lacking, operand.held), 0.0)
+            lacking = lacking - taken
+            missing[number] = missing[number] + taken / operand.held
+    return [
+        np.minimum(part, 1 - 1 / operand.sharing) for part, operand in zip(missing, operands, strict=True)
+    ], is_spilled
+
+
+def _vectors_of(
+    population: Population, nest: Nest, body: _Body, read: BufferAccess, parameters: CostParameters
+) -> Floats:
+    """Return [programs]: the load instructions of an operand in a step that shares none."""
+    node, dag = nest.node, population.sketch.dag
+    # Intrinsics read only vectors, because their operands are copied into the right order.
+    is_intrinsic = bool(nest.stage.intrinsic)
+    vectors = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=is_intrinsic)
+    copied = copied_at(population, nest, read)
+    if copied is not None and is_permutation(dag, node, read):
+        arranged = copied <= nest.depth
+        in_order = _loads_of(read, body.tile, node.vector_axis, body.loaded, is_arranged=True)
+        vectors = np.where(arranged, in_order, vectors)
+    if node.vector_axis in read.axes:
+        vectors = np.where(body.reloads, np.maximum(vectors, body.accumulators), vectors)
+    vectors = vectors / _joined(population, nest, body, read, parameters)
+    return np.asarray(vectors * _steps_of_block(dag, nest, read))
 
 
 def _steps_of_block(dag: Dag, nest: Nest, read: BufferAccess) -> int:
@@ -290,31 +391,6 @@ def _joined(
     is_loop = body.unrolled < steps  # a loop that is unrolled has no lanes to load
     is_inline = is_inline_value(population, read.buffer)
     return np.where(fits & is_loop & ~is_inline & (steps % lanes == 0), lanes, ones)
-
-
-def _sharing(
-    nest: Nest,
-    body: _Body,
-    read: BufferAccess,
-    vectors: Floats,
-    shape: Sequence[int],
-    parameters: CostParameters,
-) -> tuple[Floats, Floats]:
-    """Return [programs]: the number of steps that share a load of `vectors` vectors, and the fraction of them
-    that lacks a register, so that each step loads it again.
-
-    The number is more than 1 where overlapping tiles are in one unrolled body.
-    """
-    ones, none = np.ones_like(vectors), np.zeros_like(vectors)
-    if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
-        return ones, none
-    around = nest.depth - 3
-    touched, alone = touched_elements(read, nest.inside[[around, nest.depth - 1]], shape)
-    held = vectors * touched / alone
-    lacking = body.accumulators * nest.trips(around) + held - parameters.registers
-    steps = nest.trips(around) * nest.trips(around + 1)
-    missing = np.clip(lacking / held, 0.0, 1.0)
-    return np.where(body.is_flat, steps * alone / touched, ones), np.where(body.is_flat, missing, none)
 
 
 def _conditions(nest: Nest, body: _Body, read: BufferAccess) -> Floats:

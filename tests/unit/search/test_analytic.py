@@ -11,6 +11,7 @@ from core.device import Device, Gpu
 from search.cost.analytic import estimate
 from search.cost.cost_parameters import FITTED
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
+from search.cost.tile_registers import FORWARD_CYCLES
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -322,3 +323,51 @@ def test_narrow_vectors_need_more_registers() -> None:
     found = _quantities(replace(DEVICE, vector_bytes=16))
     assert found["accumulators"] == 8 * 8
     assert found["spills"] > 0
+
+
+def _flat_body(rows: int, steps: int, device: Device) -> dict[str, Any]:
+    """Return the quantities of a matmul whose unrolled body has `rows` tiles of two vectors, `steps` each."""
+    lanes = device.lanes(4)
+    sketch = sketch_of(dags.matmul(n=112, m=64, k=64), "tile matmul SSRSRS")
+    factors = {"i": (1, 112 // rows, rows, 1), "j": (1, 32 // lanes, 1, 2 * lanes), "k": (64 // steps, steps)}
+    settings = factors | {"unroll": 512, "read a": "direct", "read b": "direct"}
+    return dict(estimate(gather([program_of(sketch, matmul=settings)]), device).quantities)
+
+
+AVX2 = replace(DEVICE, vector_bytes=32, profile=replace(DEVICE.speeds, registers=16, loads=2.0))
+
+
+@pytest.mark.parametrize(("rows", "of_latency"), [(1, 1.0), (2, 0.5)])
+def test_sums_of_an_unrolled_body_wait_for_their_previous_iteration(rows: int, of_latency: float) -> None:
+    """Each step of a tile adds to two sums. A sum is added to again after the other rows of the body, however
+    many instructions the reorder buffer holds."""
+    profile = replace(AVX2.speeds, latency_cycles=1000.0)
+    found = _flat_body(rows, 2, replace(AVX2, profile=profile))
+    steps = 112 * 32 // AVX2.lanes(4) * 64
+    assert found["cycles"] / steps == pytest.approx(1000.0 * of_latency, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "of_vectors"),
+    [
+        pytest.param(4, 2, 2 / 4, id="the vectors of two steps fit"),
+        # 14 sums, a scalar, and one register for 2 * 2 or 2 * 4 vectors.
+        pytest.param(7, 2, 2 * (1 / 7 + 3 / 4), id="three of four vectors lack registers"),
+        pytest.param(7, 4, 2.0, id="all eight vectors lack registers"),
+    ],
+)
+def test_tiles_of_an_unrolled_body_load_vectors_again_that_lack_registers(
+    rows: int, steps: int, of_vectors: float
+) -> None:
+    of_scalars = 1.0
+    assert _flat_body(rows, steps, AVX2)["loads_per_fma"] == pytest.approx((of_scalars + of_vectors) / 2)
+
+
+@pytest.mark.parametrize(("registers", "waiting"), [(17, 0.0), (16, FORWARD_CYCLES)])
+def test_sums_without_registers_wait_for_their_store(registers: int, waiting: float) -> None:
+    """A body of one step needs 14 sums, two vectors and a scalar."""
+    profile = replace(AVX2.speeds, registers=registers, latency_cycles=1000.0)
+    found = _flat_body(7, 1, replace(AVX2, profile=profile))
+    steps = 112 * 32 // AVX2.lanes(4) * 64
+    assert found["cycles"] / steps == pytest.approx((1000.0 + waiting) / 7, abs=0.5)
+    assert found["loads_per_fma"] == pytest.approx((1 + 2 / 7) / 2)
