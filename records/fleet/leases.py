@@ -216,16 +216,16 @@ def report(
     is_last = len(accepted) == len(held)
     measured = list(accepted.trials)
     results.add_earlier_s(session, accepted, [one for one in measured if held[one, None].repeat])
-    # This locks the job. Workers, leases, jobs and trials are always locked in this order.
-    issued, done = jobs.count(session, lease.job_id, done=len(measured))
     results.store(session, accepted, now)
     schedules.put_trials(session, measured, now)
     building.drop_libraries(session, [one for one in measured if held[one, None].library_sha])
     results.credit(session, lease, accepted, closed_at=now if is_last else None)
-    if accepted.trials or accepted.module_runs:
-        events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
     num_trials = len(accepted.trials) + len(accepted.built)
     worth_planning = not is_last and _worth_planning(session, lease, len(held), num_trials)
+    # The job is locked last, because all devices that work for it wait for one another from here on.
+    issued, done = jobs.count(session, lease.job_id, done=len(measured))
+    if accepted.trials or accepted.module_runs:
+        events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
     return ReportEffect(len(accepted), lease.job_id, is_last, worth_planning)
 
 

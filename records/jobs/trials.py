@@ -8,16 +8,16 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sqlalchemy import ColumnElement, Row, String, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, String, and_, bindparam, case, func, insert, or_, select
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome, is_noisy
 from records.jobs import jobs
-from records.storage.statements import digest, insert_into, lock_job, table_of
+from records.storage.statements import among, dialect_of, digest, lock_job, table_of
 from records.storage.tables import TrialRow
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
@@ -44,6 +44,17 @@ COLUMNS = (
     TrialRow.library_sha,
     TrialRow.repeat,
 )
+
+
+class TrialKey(NamedTuple):
+    """What distinguishes the trials of a job."""
+
+    workload_hash: str
+    trace_sha: str
+    repeat: int
+
+
+_KEY_COLUMNS = tuple(getattr(TrialRow, name) for name in TrialKey._fields)
 
 
 @dataclass(frozen=True)
@@ -181,15 +192,39 @@ def add(
         "attempts": 0,
         "error": "",
     }
-    rows = [common | vars(trial) | {"trace_sha": digest(trial.trace)} for trial in trials]
-    key = ["workload_hash", "trace_sha", "repeat"]
-    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=["job_id", *key])
-    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.repeat, TrialRow.id)
-    id_of = {tuple(row[:3]): row.id for row in session.execute(statement.returning(*columns), rows)}
-    keys = dict.fromkeys(tuple(row[name] for name in key) for row in rows)
-    issued = [id_of[one] for one in keys if one in id_of]
-    jobs.count(session, job_id, issued=len(issued))
-    return issued
+    issued_before = _issued(session, job_id, trials)
+    rows: dict[TrialKey, dict[str, Any]] = {}
+    for trial in trials:
+        key = TrialKey(trial.workload_hash, digest(trial.trace), trial.repeat)
+        if key not in issued_before:
+            rows.setdefault(key, common | vars(trial) | {"trace_sha": key.trace_sha})
+    if not rows:
+        return []
+    statement = insert(TrialRow).returning(*_KEY_COLUMNS, TrialRow.id)
+    id_of = {TrialKey(*row[:3]): row.id for row in session.execute(statement, list(rows.values()))}
+    jobs.count(session, job_id, issued=len(rows))
+    return [id_of[key] for key in rows]
+
+
+def _issued(session: Session, job_id: str, candidates: Sequence[NewTrial]) -> set[TrialKey]:
+    """Return the keys of a job's trials that may equal those of the candidates.
+
+    They are read because an INSERT that finds a trial waits until no other transaction changes it. That
+    transaction may store the trial's result and wait for the job, which the caller has locked.
+    """
+    values = {
+        "job_id": job_id,
+        "workloads": list({one.workload_hash for one in candidates}),
+        "traces": list({digest(one.trace) for one in candidates}),
+    }
+    return {TrialKey(*row) for row in session.execute(_select_issued(dialect_of(session)), values)}
+
+
+@cache
+def _select_issued(dialect: str) -> Select[*tuple[Any, ...]]:
+    of_workloads = among(dialect, table_of(TrialRow).c.workload_hash, "workloads")
+    with_traces = among(dialect, table_of(TrialRow).c.trace_sha, "traces")
+    return select(*_KEY_COLUMNS).where(TrialRow.job_id == bindparam("job_id"), of_workloads, with_traces)
 
 
 def counts(session: Session, job_id: str) -> TrialCounts:

@@ -1,4 +1,4 @@
-"""Store a worker's report and decide its lease, in one transaction."""
+"""Store a worker's report and decide its lease."""
 
 from __future__ import annotations
 
@@ -34,10 +34,15 @@ Wake = tuple[str, str]
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """The answer to a report, and the steps (name, job id) to wake once the transaction is committed."""
+    """The answer to a report, and the steps (name, job id) to wake once the transaction is committed.
+
+    `may_lease`: the report closed a lease. The worker gets its next one in another transaction, because the
+    report has locked the job.
+    """
 
     response: SyncResponse
     wakes: tuple[Wake, ...] = ()
+    may_lease: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class WorkerCall:
 
 
 def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconciliation:
-    """Store a worker's report, and return the lease that it should hold.
+    """Store a worker's report, and return the lease that it should hold, unless the report closed one.
 
     `version` is the service's version. The caller decides when a worker with a lease is to call again. Raises
     NameTaken, NameInUse.
@@ -97,15 +102,16 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
     if report.state is WorkerState.READY and not call.registered:
         # These jobs may have been waiting for a device of this class.
         wakes += [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
-    keeps, lease, call_again_after_s = report.held, None, IDLE_S
+    keeps, lease, call_again_after_s, may_lease = report.held, None, IDLE_S, False
     if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, call.lease_ttl_s):
         keeps = None
+        may_lease = closed and instructions.desired_state is DesiredState.WORK
         if report.state is WorkerState.READY and not closed:
             # The worker may hold a lease that it doesn't name, because the response with the lease was lost.
             # If a lease was just closed, there is none, because a session holds at most one.
             unnamed = leases.current(session, report.worker_id, report.session_id, now)
             lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
-        if lease is None and instructions.desired_state is DesiredState.WORK:
+        if lease is None and not closed and instructions.desired_state is DesiredState.WORK:
             with suppress(HardwareInUse):
                 lease = new_lease(session, call)
         # A worker that may wait does so in its next call, not between calls. But a worker that is asked to
@@ -121,7 +127,7 @@ def reconcile(session: Session, call: WorkerCall, version: str = "") -> Reconcil
         calibrate=instructions.calibrate,
         service_version=version,
     )
-    return Reconciliation(response, tuple(dict.fromkeys(wakes)))
+    return Reconciliation(response, tuple(dict.fromkeys(wakes)), may_lease)
 
 
 def wants_work(report: WorkerReport) -> bool:

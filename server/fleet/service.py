@@ -6,7 +6,7 @@ import asyncio
 import io
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -155,7 +155,11 @@ class FleetService(FleetServicer):
         for step, job_id in result.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(result.response.acknowledged))
-        return result.response
+        response = result.response
+        if result.may_lease and reconcile.wants_work(report):
+            with suppress(HardwareInUse, NotEligible):
+                response = replace(response, lease=self._acquire_lease(report, lease_ttl_s))
+        return response
 
     async def _wait_for_work(self, report: WorkerReport, idle: SyncResponse) -> SyncResponse:
         """Return a response with a lease as soon as there is work.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -16,8 +17,8 @@ from sqlalchemy.exc import ProgrammingError
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
-from records.fleet import leases
-from records.fleet.results import LeaseResult
+from records.fleet import leases, results
+from records.fleet.results import Accepted, LeaseResult
 from records.fleet.workers import WorkerSession
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
@@ -255,6 +256,18 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
     assert [trial.run_s for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
+
+
+def test_issuing_a_trial_again_does_not_wait_for_its_result(pg: Database) -> None:
+    """A transaction that issues trials has locked their job, which a report locks last."""
+    with pg.begin() as session:
+        farm = make_job(session, "job")
+        trial_id = farm.issue("t0")[0]
+        farm.leased("lease")
+    with pg.begin() as reporting:
+        results.store(reporting, Accepted({trial_id: measured(1e-3)}), 30.0)
+        with pg.begin() as issuing:
+            assert len(replace(farm, session=issuing).issue("t0", "t1", "t1")) == 1
 
 
 def test_a_locked_job_has_the_latest_state(emptied: Emptied, connect: Callable[[str], Database]) -> None:

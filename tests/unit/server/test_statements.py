@@ -16,7 +16,7 @@ from core.lease import Lease
 from core.worker import WorkerState
 from proto.messages import Result, WorkerReport
 from records.storage.database import Database
-from server.fleet.reconcile import WorkerCall, reconcile
+from server.fleet.reconcile import WorkerCall, new_lease, reconcile
 from tests.services import sqlite
 from tests.unit.records.farm import DEVICE, make_job, measured
 
@@ -52,7 +52,10 @@ def counted(session: Session) -> Iterator[list[str]]:
 
 
 def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
-    return reconcile(session, WorkerCall(report, None, not report.starting, name, now, 30.0)).response.lease
+    """Report, and return the next lease. A server takes it in another transaction if a lease was closed."""
+    made = WorkerCall(report, None, not report.starting, name, now, 30.0)
+    answer = reconcile(session, made)
+    return new_lease(session, made) if answer.may_lease else answer.response.lease
 
 
 def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
@@ -99,3 +102,16 @@ def test_a_heartbeat_takes_few_statements(session: Session) -> None:
         again = WorkerCall(busy, None, True, "another", 21.0, 30.0)
         assert reconcile(session, again).response.keeps == lease.id
     assert len(seen) <= HEARTBEAT, seen
+
+
+def test_a_report_locks_its_job_last(session: Session) -> None:
+    """All workers of a job report to it, so the lock must not be held while the results are stored."""
+    farm = make_job(session, "job")
+    farm.issue("t0", "t1", "t2")
+    lease = call(session, replace(READY, starting=True, slots=2), "lease", 20.0)
+    assert lease is not None
+    with counted(session) as seen:
+        assert reconcile(session, WorkerCall(reported(lease), None, True, "another", 21.0, 30.0)).may_lease
+    locks = [place for place, one in enumerate(seen) if one.startswith("UPDATE jobs")]
+    assert len(locks) == 1
+    assert [one.split(" (")[0] for one in seen[locks[0] + 1 :]] == ["INSERT INTO events"]
