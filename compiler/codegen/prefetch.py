@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -23,6 +23,8 @@ from tvm.tirx import (
     BufferStore,
     Evaluate,
     For,
+    ForKind,
+    IfThenElse,
     IntImm,
     Mul,
     PrimFunc,
@@ -41,6 +43,10 @@ AHEAD_BYTES = 8192
 LINE_BYTES = 64
 # Smaller operands stay in the L1 cache.
 MIN_OPERAND_BYTES = 32768
+# Rows of a loop that is repeated stay in the L1 cache if they are at most this large.
+MAX_REPEATED_BYTES = 16384
+# The most lines that one iteration prefetches for others.
+MAX_LINES = 64
 
 # The key of an element's buffer and index without the index's constant summand, and this summand.
 _Place = tuple[Any, int]
@@ -68,6 +74,14 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
 
     Packed operands are read in address order, so these are the next rows. Elements that an earlier iteration
     read, such as those of a convolution's previous row, are still in a cache.
+
+    Iterations of a loop around, such as over a tile's rows, read the same elements. Each prefetches a part:
+
+        for i in range(8):
+            for k in range(16):
+                c[i * 16 : i * 16 + 16] = ... + broadcast(a[i * 512 + k]) * b[k * 16 : k * 16 + 16]
+            prefetch(b[i * 32 + 2048])
+            prefetch(b[i * 32 + 2064])
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -94,20 +108,124 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
             rows[innermost] += _rows(load)
     if not rows:
         return function
-    lines = {at: list(_one_a_line(_read_first(found, loops))) for at, found in rows.items()}
+    around = dict(_loops_around(function.body, loops))
+    calls: defaultdict[int, list[Any]] = defaultdict(list)
+    for innermost, found in rows.items():
+        lines = list(_one_a_line(_read_first(found, loops)))
+        for at, call in _prefetches(lines, [innermost, *around[innermost]], loops):
+            calls[at].append(call)
 
     def prefetch(loop: For) -> For:
-        at = next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
-        if at not in lines:
+        at = _number(loop, loops)
+        if at not in calls:
             return loop
-        calls = [Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(row))) for row in lines[at]]
         # At the end of the body, its variables are bound.
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
-        body = SeqStmt([*statements, *calls])
-        return with_loop_body(loop, body)
+        return with_loop_body(loop, SeqStmt([*statements, *calls[at]]))
 
     body = tvm_ffi.structural_map(function.body, (For, prefetch))
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
+
+
+def _number(loop: For, loops: Sequence[For]) -> int:
+    return next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
+
+
+def _loops_around(
+    statement: Any, loops: Sequence[For], around: tuple[int, ...] = ()
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the number of each loop in a statement, and the numbers of the loops around it, innermost
+    first."""
+    if isinstance(statement, BufferStore | Evaluate):
+        return
+    if isinstance(statement, For):
+        at = _number(statement, loops)
+        yield at, around
+        around = (at, *around)
+    parts = statement.seq if isinstance(statement, SeqStmt) else [getattr(statement, "body", None)]
+    if isinstance(statement, IfThenElse):
+        parts = [statement.then_case, statement.else_case]
+    for part in parts:
+        if part is not None:
+            yield from _loops_around(part, loops, around)
+
+
+def _prefetches(
+    lines: Sequence[TensorLoad], nest: Sequence[int], loops: Sequence[For]
+) -> Iterator[tuple[int, Any]]:
+    """Yield a loop's number and a statement that prefetches, for each line that the innermost loop of a nest
+    reads. Iterations of a loop that repeats the same reads share them.
+    """
+    for line in lines:
+        used = find_all(line.indices[-1], Var)
+        moving, repeating = _repetition(used, nest, loops)
+        steps, repeats = _iterations(moving, loops), _iterations(repeating, loops)
+        share = -(-steps // repeats)
+        size = max(LINE_BYTES, _item_bytes(line)) * len(lines) * steps
+        if not repeating or size > MAX_REPEATED_BYTES or share * len(lines) > MAX_LINES:
+            yield nest[0], _prefetch(line)
+            continue
+        iteration = _joined(repeating, loops)
+        sharers = -(-steps // share)
+        for part in range(share):
+            values = _split(iteration * share + part, moving, loops)
+            found = _prefetch(_with_values(line, values, loops))
+            yield repeating[0], found if sharers == repeats else IfThenElse(iteration < sharers, found, None)
+
+
+def _prefetch(line: TensorLoad) -> Evaluate:
+    return Evaluate(tirx.call_extern("int32", _NAME, tirx.address_of(line)))
+
+
+def _repetition(
+    used: Sequence[Var], nest: Sequence[int], loops: Sequence[For]
+) -> tuple[list[int], list[int]]:
+    """Return the inner loops of a nest that move an element by the variables `used`, and the loops right
+    around them that don't; both innermost first."""
+    moving: list[int] = []
+    repeating: list[int] = []
+    of_loops = [loop.loop_var for loop in loops]
+    if not all(contains(of_loops, each) for each in used):
+        return moving, repeating  # such variables are bound inside
+    for at in nest:
+        loop = loops[at]
+        is_plain = loop.kind in (ForKind.SERIAL, ForKind.UNROLLED) and isinstance(loop.extent, IntImm)
+        is_moving = contains(used, loop.loop_var)
+        if not is_plain or int(loop.min) != 0 or (is_moving and repeating):
+            break
+        (moving if is_moving else repeating).append(at)
+    return moving, repeating
+
+
+def _iterations(numbers: Sequence[int], loops: Sequence[For]) -> int:
+    return math.prod(int(loops[at].extent) for at in numbers)
+
+
+def _joined(numbers: Sequence[int], loops: Sequence[For]) -> Any:
+    """Return the number of an iteration of several loops, innermost first."""
+    joined: Any = 0
+    for at in reversed(numbers):
+        joined = joined * int(loops[at].extent) + loops[at].loop_var
+    return joined
+
+
+def _split(joined: Any, numbers: Sequence[int], loops: Sequence[For]) -> dict[int, Any]:
+    """Return the variables' values in an iteration of several loops, innermost first, by its number."""
+    values = {}
+    for at in numbers[:-1]:
+        extent = int(loops[at].extent)
+        values[at] = tirx.floormod(joined, extent)
+        joined = tirx.floordiv(joined, extent)
+    return values | {numbers[-1]: joined}
+
+
+def _with_values(line: TensorLoad, values: Mapping[int, Any], loops: Sequence[For]) -> TensorLoad:
+    def value(variable: Var) -> Any:
+        return next((each for at, each in values.items() if loops[at].loop_var.same_as(variable)), variable)
+
+    return tirx.BufferLoad(
+        line.source, [tvm_ffi.structural_map(index, (Var, value)) for index in line.indices]
+    )
 
 
 class _Streamed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,60 @@ def main(data: T.Buffer(({2 * MIN_OPERAND_BYTES},), "int8"), sums: T.Buffer((4,)
 """)
     found = prefetch.prefetch_operands(tvm.IRModule({"main": module}))["main"]
     assert prefetch._NAME not in found.script()
+
+
+def _repeated(loops: dict[str, int], at: str) -> str:
+    """Return the code of loops that add lines of `b` at an index and don't always move along them."""
+    nest = "".join(
+        f"{'    ' * depth}for {name} in range({extent}):\n"
+        for depth, (name, extent) in enumerate(loops.items(), 1)
+    )
+    indent = "    " * (len(loops) + 1)
+    module = tvm.script.from_source(f"""
+@T.prim_func(s_tir=True)
+def main(b: T.Buffer(({MIN_OPERAND_BYTES},), "float32"), c: T.Buffer((16,), "float32")):
+{nest}{indent}c[0:16] = c[T.Ramp(0, 1, 16)] + b[T.Ramp({at}, 1, 16)]
+""")
+    return str(prefetch.prefetch_operands(tvm.IRModule({"main": module}))["main"].script())
+
+
+def _addresses(text: str) -> list[str]:
+    return re.findall(r"address_of\(b\[(.*)\]\)\)", text)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth"),
+    [pytest.param(8, 16, id="two lines a row"), pytest.param(6, 16, id="three a row, the last two beyond")],
+)
+def test_iterations_that_repeat_reads_share_the_prefetches(rows: int, depth: int) -> None:
+    text = _repeated({"i": rows, "k": depth}, "k * 16")
+    lines = [
+        (eval(at, {"i": i}) * 4 - AHEAD_BYTES) // LINE_BYTES for i in range(rows) for at in _addresses(text)
+    ]
+    assert lines == list(range(rows * -(-depth // rows)))
+    assert "if " not in text
+
+
+def test_iterations_prefetch_nothing_after_the_last_line() -> None:
+    text = _repeated({"i": 8, "k": 4}, "k * 16")
+    assert len(_addresses(text)) == 1
+    assert "if i < 4:" in text
+
+
+def test_iterations_of_several_loops_share_the_prefetches() -> None:
+    """Six iterations of two loops read twelve lines, which are four groups of three."""
+    text = _repeated({"i": 3, "j": 2, "m": 4, "k": 3}, "m * 512 + k * 16")
+    found = [eval(at, {"i": i, "j": j}) for i in range(3) for j in range(2) for at in _addresses(text)]
+    assert found == [AHEAD_BYTES // 4 + m * 512 + k * 16 for m in range(4) for k in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("loops", "at"),
+    [
+        pytest.param({"i": 8, "k": 512}, "k * 16", id="more than the L1 cache keeps"),
+        pytest.param({"i": 2, "k": 160}, "k * 16", id="more than one iteration should prefetch"),
+        pytest.param({"m": 8, "k": 16}, "m * 256 + k * 16", id="no reads are repeated"),
+    ],
+)
+def test_other_loops_prefetch_what_they_read(loops: dict[str, int], at: str) -> None:
+    assert _addresses(_repeated(loops, at)) == [f"{at} + {AHEAD_BYTES // 4}"]
