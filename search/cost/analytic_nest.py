@@ -19,6 +19,7 @@ from search.dag import AxisKind, Node, extent_of
 from search.programs.compute_location import (
     count_gathers,
     is_inlined,
+    is_scalar_loop,
     location_depth,
     parallel_chunks,
     row_parts,
@@ -145,7 +146,8 @@ def _compute_cycles(population: Population, stage: Stage, parameters: CostParame
     gathers = count_gathers(population, stage)
     if not node.reduction:
         # The compiler vectorizes plain loops by itself.
-        used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
+        is_plain = (used == 1) & (gathers == 0) & ~is_scalar_loop(population, stage)
+        used = np.where(is_plain, np.minimum(lanes, extent), used)
     parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
     moved = (len(node.reads) + 1) / parameters.loads
     work = max(node.flops + dag.widenings(node), 1.0)

@@ -88,11 +88,53 @@ def parallel_chunks(population: Population, node: Node) -> Ints:
 
 
 def vector_lanes(population: Population, stage: Stage) -> Ints:
-    """[programs]: elements that one iteration of the innermost loop computes."""
+    """[programs]: elements that one iteration of the innermost loop computes.
+
+    A reduction isn't vectorized if its lanes don't divide the loop. Other nests compute the remainder in
+    shorter vectors.
+    """
     kind = "lanes" if stage.rfactor.fills_vectors else "vector"
     if (stage.node, kind) not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
-    return np.minimum(population.chosen(stage.node, kind), vector_extent(population, stage))
+    extent = vector_extent(population, stage)
+    lanes = np.minimum(population.chosen(stage.node, kind), extent)
+    if population.sketch.dag.node[stage.node].reduction and not stage.rfactor.fills_vectors:
+        return np.where(extent % lanes == 0, lanes, 1)
+    return lanes
+
+
+def is_scalar_loop(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    """[programs]: whether all loops of a nest without vectors are fused into the parallel one, and an operand
+    is repeated along some of them. Its index has a remainder then, which LLVM can't vectorize.
+    """
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    if (node.name, "parallel") not in population.sketch.columns:
+        return np.zeros(len(population), dtype=bool)
+    inside = [
+        np.where(depth > 0, depth, len(node.spatial))
+        for each in population.sketch.nests
+        if population.sketch.compute_at.get(each.node) is node
+        for depth in [location_depth(population, each.node)]
+    ]
+    fused = np.minimum.reduce([population.chosen(node.name, "parallel"), *inside])
+    last = max((at for at, axis in enumerate(node.spatial, 1) if node.axes[axis].extent > 1), default=1)
+    is_standalone = (location_depth(population, node.name) == 0) & ~is_inlined(population, node.name)
+    return np.asarray(is_standalone & (fused >= last) & _repeats_operands(population, node))
+
+
+def _repeats_operands(population: Population, node: Node) -> NDArray[np.bool_]:
+    """[programs]: whether an operand of a node, or of a producer that is inlined, is repeated along some of
+    several axes. One element for all axes doesn't count."""
+    wide = {axis for axis in node.spatial if node.axes[axis].extent > 1}
+    repeats = np.zeros(len(population), dtype=bool)
+    for read in node.reads:
+        moving = wide & set(read.axes)
+        repeats |= bool(moving) and moving != wide
+        producer = population.sketch.dag.producer.get(read.buffer)
+        if producer is not None:
+            repeats |= is_inline_value(population, read.buffer) & _repeats_operands(population, producer)
+    return repeats
 
 
 def vector_extent(population: Population, stage: Stage) -> Ints:

@@ -371,3 +371,36 @@ def test_sums_without_registers_wait_for_their_store(registers: int, waiting: fl
     steps = 112 * 32 // AVX2.lanes(4) * 64
     assert found["cycles"] / steps == pytest.approx((1000.0 + waiting) / 7, abs=0.5)
     assert found["loads_per_fma"] == pytest.approx((1 + 2 / 7) / 2)
+
+
+@pytest.mark.parametrize(("lanes", "vector"), [(16, 16), (32, 1)])
+def test_a_reduction_has_vectors_only_if_they_divide_its_loop(lanes: int, vector: int) -> None:
+    graph = dag({"a": (56, 48)}, [node("mean", {"c": 48}, ["a[k, c]"], reduction={"k": 56}, flops=1.0)])
+    program = program_of(sketch_of(graph, "nest mean"), mean={"vector": lanes, "parallel": 1})
+    assert estimate(gather([program]), DEVICE).quantities["nest_0_vector"] == vector
+
+
+@pytest.mark.parametrize(
+    ("operand", "parallel", "is_scalar"),
+    [
+        pytest.param("scale[c]", 2, True, id="an operand that repeats along the fused loop"),
+        pytest.param("scale[c]", 1, False, id="a loop over channels"),
+        pytest.param("other[i, c]", 2, False, id="operands that move along the fused loop"),
+        pytest.param("one[0]", 2, False, id="one element for all"),
+    ],
+)
+def test_a_fused_parallel_loop_is_not_vectorized_if_an_index_has_a_remainder(
+    operand: str, parallel: int, is_scalar: bool
+) -> None:
+    shapes = {"a": (64, 48), "scale": (48,), "other": (64, 48), "one": (1,)}
+    graph = dag(
+        {name: shapes[name] for name in ("a", operand.partition("[")[0])},
+        [node("multiply", {"i": 64, "c": 48}, ["a[i, c]", operand], flops=100.0)],
+    )
+    sketch = sketch_of(graph, "nest multiply")
+
+    def seconds(vector: int) -> float:
+        program = program_of(sketch, multiply={"vector": vector, "parallel": parallel, "unroll": 0})
+        return float(estimate(gather([program]), replace(DEVICE, cores=1)).seconds[0])
+
+    assert (seconds(1) > 4 * seconds(16)) == is_scalar
