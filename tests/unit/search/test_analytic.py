@@ -347,6 +347,21 @@ def test_sums_of_an_unrolled_body_wait_for_their_previous_iteration(rows: int, o
     assert found["cycles"] / steps == pytest.approx(1000.0 * of_latency, rel=0.01)
 
 
+@pytest.mark.parametrize(("steps", "tiles"), [(4, 6.0), (16, 1.5), (32, 1.0)])
+def test_chains_of_neighbouring_tiles_overlap_if_a_scheduler_holds_them(steps: int, tiles: float) -> None:
+    """Tiles of two rows of two vectors, without unrolled loops around. A tile has `steps` multiply-adds for
+    each of its four sums, and the scheduler holds 96."""
+    profile = replace(AVX2.speeds, latency_cycles=1000.0)
+    lanes = AVX2.lanes(4)
+    sketch = sketch_of(dags.matmul(n=112, m=64, k=64), "tile matmul SSRSRS")
+    factors = {"i": (1, 1, 56, 2), "j": (1, 32 // lanes, 1, 2 * lanes), "k": (64 // steps, steps)}
+    settings = factors | {"unroll": 0, "read a": "direct", "read b": "direct"}
+    device, wide = replace(AVX2, profile=profile), replace(FITTED, window=10_000.0)
+    found = estimate(gather([program_of(sketch, matmul=settings)]), device, wide).quantities
+    waiting = 1000.0 + FORWARD_CYCLES / steps
+    assert found["cycles"][0] / (56 * 32 // lanes * 64) == pytest.approx(waiting / tiles, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("rows", "steps", "of_vectors"),
     [
