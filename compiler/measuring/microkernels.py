@@ -25,6 +25,8 @@ SIDE_BY_SIDE = 8
 SMALL_BYTES = 4 << 10
 # Lanes are gathered from rows of this many elements. With a power of two, the rows would share cache sets.
 ROW_ELEMENTS, ROW_COLUMNS, GATHERED = 68, 64, 4
+# A line of a cache, in words of 32 bits.
+LINE_WORDS = 16
 # The tile of the kernel that multiplies bytes as 32-bit integers.
 TILE_STEPS, TILE_ROWS, TILE_COLUMNS = 64, 4, 2
 
@@ -237,3 +239,18 @@ def parallel_stores(cores: int) -> None:
     result = T.arg("result", T.buffer((cores * 16,), "int32"))
     with T.parallel(cores) as core:
         T.buffer_store(result, core, [core * 16])
+
+
+def rewriting_kernel() -> tvm.IRModule:
+    """Return a kernel that writes the lines of a cache in a tensor of int32 again, each thread a contiguous
+    part. Its second argument is 0, which LLVM doesn't know, so the values stay.
+    """
+
+    def rewrite() -> None:
+        length = T.int64()
+        words = T.match_buffer(T.arg("words", T.handle()), (length,), "int32")
+        zero = T.arg("zero", T.int32())
+        with T.parallel(T.floordiv(length, LINE_WORDS)) as line, T.serial(LINE_WORDS) as i:
+            T.buffer_store(words, words[line * LINE_WORDS + i] ^ zero, [line * LINE_WORDS + i])
+
+    return build_module(rewrite)

@@ -2,8 +2,8 @@
 
 A candidate is timed as it will be deployed, so its constants are packed first. A network streams its
 constants (weights) through the caches, while its activations stay there. So on a CPU, constants are flushed
-from the caches between repeats. On a GPU, a CUDA graph launches the candidate with another copy of the
-constants each time.
+from the caches between repeats, and the threads write the activations again. On a GPU, a CUDA graph launches
+the candidate with another copy of the constants each time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
 from compiler.measuring.gpu_comparison import GpuComparison
+from compiler.measuring.microkernels import rewriting_kernel
 from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import changes_likewise, compare_outputs, nudged, own_changes
 from compiler.measuring.random_inputs import InputKind, Parameter
@@ -45,7 +46,7 @@ from compiler.measuring.timing import (
     TimedKernel,
     Timer,
     WorkingSet,
-    flushes_constants,
+    prepares_caches,
 )
 from compiler.measuring.whole_models import call_for, time_calls, used_bytes
 from compiler.packaging.arrays import as_npz, inputs_of
@@ -322,9 +323,14 @@ class LocalRunner:
         if self._on_gpu:
             timer = GraphTimer(built.function, self._device, arguments, constants, self._working_set)
         else:
-            flush = flushes_constants(constants)
-            timer = CallTimer(built.library, self._device, arguments, flush, is_cold=bool(constants))
+            prepare = prepares_caches(constants, self._rewrite)
+            timer = CallTimer(built.library, self._device, arguments, prepare, is_cold=bool(constants))
         return TimedKernel(built.function, self._device, arguments, timer)
+
+    @cached_property
+    def _rewrite(self) -> Callable[..., None]:
+        compiled: Callable[..., None] = tvm.compile(rewriting_kernel(), target=self._target)["main"]
+        return compiled
 
     @cached_property
     def _clocks(self) -> GpuClocks:

@@ -17,7 +17,7 @@ import tvm_ffi
 from compiler.measuring.cores import off_pool_cores
 from compiler.measuring.cuda_graphs import CudaGraph
 
-FLUSH = "tunefarm.flush"
+PREPARE_CACHES = "tunefarm.prepare_caches"
 # A kernel is called repeatedly for at least this long; the mean of these calls is one repeat.
 REPEAT_MS = 1
 # A candidate is repeated until its timing has taken TIMING_S, within these bounds.
@@ -116,27 +116,32 @@ class TimedKernel:
 
 
 class CallTimer:
-    """Times single calls on a CPU with TVM's timer. Before every timed call, `flush` evicts from the caches
-    the arguments that a network wouldn't find there. With `is_cold`, a second call would find them there, so
+    """Times single calls on a CPU with TVM's timer. Before every repeat, `prepare_caches` brings the caches
+    into the state that a network leaves. With `is_cold`, a second call would find flushed arguments there, so
     a repeat is one call.
     """
 
     def __init__(
-        self, library: Any, device: Any, arguments: list[Any], flush: Callable[..., None], is_cold: bool
+        self,
+        library: Any,
+        device: Any,
+        arguments: list[Any],
+        prepare_caches: Callable[..., None],
+        is_cold: bool,
     ) -> None:
         self._library = library
         self._device = device
         self._arguments = arguments
-        self._flush = flush
+        self._prepare_caches = prepare_caches
         self._repeat_ms = 0 if is_cold else REPEAT_MS
         self.min_repeat_s = self._repeat_ms / 1e3
 
     def prepare(self, first_s: float) -> float:
         # TVM's timer looks the function up by name, and keeps it for ever. It must not keep this kernel
         # alive.
-        tvm_ffi.register_global_func(FLUSH, self._flush, override=True)
+        tvm_ffi.register_global_func(PREPARE_CACHES, self._prepare_caches, override=True)
         start = time.perf_counter()
-        self._flush(*self._arguments)
+        self._prepare_caches(*self._arguments)
         return time.perf_counter() - start
 
     def repeat(self, repeats: int) -> tuple[float, ...]:
@@ -146,7 +151,7 @@ class CallTimer:
             number=1,
             repeat=repeats,
             min_repeat_ms=self._repeat_ms,
-            f_preproc=FLUSH,
+            f_preproc=PREPARE_CACHES,
         )
         return tuple(float(secs) for secs in timer(*self._arguments).results)
 
@@ -242,17 +247,25 @@ class WorkingSet:
         return [list(constants), *copies]
 
 
-def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:
-    """Return a function that flushes the arguments at these positions from a CPU's caches, because a network
-    streams its weights.
+def prepares_caches(constants: Sequence[int], rewrite: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that brings a CPU's caches into the state in which a network calls a kernel.
+
+    A network streams its weights, so the arguments at the positions `constants` are flushed. The threads of
+    the previous kernels have just written the other arguments, each thread a contiguous part. A kernel whose
+    threads read other parts gets them from other cores' caches. `rewrite` writes a tensor of int32 that way
+    (`rewriting_kernel`).
     """
     flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
 
-    def flush_constants(*arguments: Any) -> None:
+    def prepare(*arguments: Any) -> None:
         if constants:
             flush(arguments[0], *(arguments[i] for i in constants))
+        # Outputs come last, and inputs were written later.
+        for i, tensor in reversed(list(enumerate(arguments))):
+            if i not in constants and (words := _num_bytes(tensor) // 4):
+                rewrite(tensor._create_view((words,), "int32"), 0)
 
-    return flush_constants
+    return prepare
 
 
 def _num_bytes(tensor: Any) -> int:

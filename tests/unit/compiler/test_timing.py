@@ -13,6 +13,7 @@ import pytest
 import tvm
 
 from compiler.measuring import timing
+from compiler.measuring.microkernels import LINE_WORDS, rewriting_kernel
 from compiler.measuring.timing import (
     MAX_CLOSE_REPEATS,
     MAX_LAUNCHES,
@@ -46,7 +47,7 @@ class Machine:
         self, _name: str, _device: object, number: int, repeat: int, min_repeat_ms: int, f_preproc: str
     ) -> Any:
         """Return a timer that warms up first, like TVM's."""
-        assert (number, f_preproc) == (1, timing.FLUSH)
+        assert (number, f_preproc) == (1, timing.PREPARE_CACHES)
 
         def evaluate(*_: object) -> Any:
             self.timed.append(repeat)
@@ -57,8 +58,8 @@ class Machine:
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
         device, arguments = SimpleNamespace(sync=lambda: None), [tvm.runtime.empty((1,))] * 2
-        flush = timing.flushes_constants(self.constants)
-        timer = CallTimer(SimpleNamespace(mod=self), device, arguments, flush, bool(self.constants))
+        prepare = timing.prepares_caches(self.constants, lambda *_: None)
+        timer = CallTimer(SimpleNamespace(mod=self), device, arguments, prepare, bool(self.constants))
         kernel = TimedKernel(self.call, device, arguments, timer)
         return kernel.timed(kernel.call(), best_s)
 
@@ -205,3 +206,32 @@ def test_small_constants_get_no_more_copies_than_a_graph_has_launches() -> None:
 
 def test_without_constants_nothing_is_copied() -> None:
     assert WorkingSet(tvm.cpu(), 16 << 20).copies([]) == [[]]
+
+
+def test_threads_write_activations_again_in_order_and_keep_the_values() -> None:
+    kernel = tvm.compile(rewriting_kernel(), target=tvm.target.Target({"kind": "llvm"}))["main"]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(1000).astype("float32"), rng.integers(0, 99, 77).astype("int8")]
+    arrays += [rng.standard_normal(64).astype("float32"), np.full((3, 50), np.nan, "float16"), np.ones(1)]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    written: list[tuple[int, int]] = []
+
+    def rewrite(words: Any, zero: int) -> None:
+        written.append((words.data_ptr(), int(words.shape[0])))
+        kernel(words, zero)
+
+    timing.prepares_caches([2], rewrite)(*tensors)
+    sizes = [array.nbytes // 4 for array in arrays]
+    assert written == [(tensors[i].data_ptr(), sizes[i]) for i in (4, 3, 1, 0)]
+    for tensor, array in zip(tensors, arrays, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("length", [0, 15, 16, 1000])
+def test_every_whole_line_is_written(length: int) -> None:
+    kernel = tvm.compile(rewriting_kernel(), target=tvm.target.Target({"kind": "llvm"}))["main"]
+    before = np.arange(length, dtype="int32")
+    words = tvm.runtime.tensor(before)
+    kernel(words, 1)
+    whole = length // LINE_WORDS * LINE_WORDS
+    np.testing.assert_array_equal(words.numpy(), np.concatenate([before[:whole] ^ 1, before[whole:]]))
