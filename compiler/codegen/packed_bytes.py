@@ -31,6 +31,7 @@ from tvm.tirx import (
     Var,
 )
 
+from compiler.codegen.byte_tables import place_in_table, taken_by
 from compiler.codegen.quantizers import LIMITS
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, with_distinct_variables
 from compiler.target import target_features
@@ -65,7 +66,8 @@ def pack_bytes(module: tvm.IRModule) -> tvm.IRModule:
         B[64:72] = shuffle(packed, [8, 9, 10, 11, 12, 13, 14, 15])
         ...
 
-    The instructions saturate, so they clamp the values.
+    The instructions saturate, so they clamp the values. If bytes are taken from a table by the values, the
+    elements of a group are taken together.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
@@ -127,17 +129,20 @@ def _runs(statements: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _is_independent(stores: Sequence[BufferStore]) -> bool:
-    """Return whether stores have one type, and none reads what one of them may have stored."""
+    """Return whether stores have one type and table, and none reads what one of them may have stored."""
     written = [store.buffer for store in stores]
     is_read = any(contains(written, load.source) for load in find_all(stores[-1].value, TensorLoad))
-    return not is_read and _dtype(stores[-1]) == _dtype(stores[0])
+    table, last = _table(stores[0]), _table(stores[-1])
+    is_same_table = last is None if table is None else table.same_as(last)
+    return not is_read and is_same_table and _type(stores[0]) == _type(stores[-1])
 
 
 def _vectors(statement: Any) -> int:
     """Return how many whole vectors of int32 a statement clamps and stores as bytes; 0 for others."""
-    if not isinstance(statement, BufferStore) or not isinstance(statement.value, Cast):
+    conversion = _conversion(statement)
+    if conversion is None:
         return 0
-    dtype, clamped, at = _dtype(statement), statement.value.value, statement.indices[-1]
+    dtype, clamped, at = _type(statement), conversion.value, statement.indices[-1]
     if dtype not in BYTES or not isinstance(clamped, Max) or not isinstance(clamped.a, Min):
         return 0
     bounds = [clamped.b, clamped.a.b]
@@ -152,8 +157,24 @@ def _vectors(statement: Any) -> int:
     return 0 if not is_int32 or found.lanes % LANES else found.lanes // LANES
 
 
-def _dtype(store: BufferStore) -> str:
-    return str(store.buffer.ty.dtype)
+def _conversion(statement: Any) -> Cast | None:
+    """Return the conversion of what a statement stores, or by which it takes it from a table."""
+    if not isinstance(statement, BufferStore):
+        return None
+    places = place_in_table(statement.value)
+    value = statement.value if places is None else places
+    return value if isinstance(value, Cast) else None
+
+
+def _table(store: BufferStore) -> Any:
+    """Return the variable of the table from which a store takes its values; None if from none."""
+    return None if place_in_table(store.value) is None else store.value.source
+
+
+def _type(store: BufferStore) -> str:
+    """Return the type of the bytes that a store converts to."""
+    conversion: Any = _conversion(store)
+    return str(tvm.DataType(str(conversion.ty.dtype)).with_lanes(1))
 
 
 def _packed(run: Sequence[Any]) -> Iterator[Any]:
@@ -165,23 +186,31 @@ def _packed(run: Sequence[Any]) -> Iterator[Any]:
         return
     for start in range(0, grouped, GROUP):
         group = parts[start : start + GROUP]
-        packed = Var("packed", f"{_dtype(run[0])}x{GROUP * LANES}")
+        packed = Var("packed", f"{_type(run[0])}x{GROUP * LANES}")
         yield Bind(packed, _together(group))
+        if _table(run[0]) is not None:
+            taken = taken_by(run[0].value, packed)
+            packed = Var("taken", taken.ty)
+            yield Bind(packed, taken)
         yield from _stores(group, packed)
     rest = parts[grouped:]
     for part in rest:
-        cast = part.store.value
-        yield _stored(part, Cast(f"{_dtype(part.store)}x{LANES}", _piece(cast.value, part.first)))
+        cast: Any = _conversion(part.store)
+        value: Any = Cast(f"{_type(part.store)}x{LANES}", _piece(cast.value, part.first))
+        yield _stored(part, value if _table(part.store) is None else taken_by(part.store.value, value))
 
 
 def _together(group: Sequence[_Part]) -> Any:
     """Return the bytes of a group in one vector."""
-    one, other, third, fourth = (_piece(part.store.value.value.a.a, part.first) for part in group)
+    conversions: list[Any] = [_conversion(part.store) for part in group]
+    one, other, third, fourth = (
+        _piece(conversion.value.a.a, part.first) for conversion, part in zip(conversions, group, strict=True)
+    )
     words = [
         tirx.call_llvm_pure_intrin(f"int16x{2 * LANES}", WORDS, *pair)
         for pair in ((one, other), (third, fourth))
     ]
-    dtype = _dtype(group[0].store)
+    dtype = _type(group[0].store)
     mixed = tirx.call_llvm_pure_intrin(f"{dtype}x{GROUP * LANES}", BYTES[dtype], *words)
     return tirx.reinterpret(
         f"{dtype}x{GROUP * LANES}", _shuffled(tirx.reinterpret(f"int32x{LANES}", mixed), ORDER)

@@ -14,6 +14,7 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 
 from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
+from compiler.codegen.byte_tables import take_by_shuffles
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.fragments import declare_as_halves, point_by_types, use_mma_sync
 from compiler.codegen.half_products import multiply_halves
@@ -40,7 +41,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            packed = pack_bytes(split_interior(split_full_tiles(module)))
+            packed = take_by_shuffles(pack_bytes(split_interior(split_full_tiles(module))))
             loaded = keep_rolled(load_lanes(multiply_halves(packed)))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 

@@ -77,7 +77,7 @@ _Calls = Mapping[relax.Var, Call]
 
 
 def _restoring(calls: _Calls) -> set[Call]:
-    """Return the calls that restore values:
+    """Return the calls that restore values or their means:
 
     multiply(subtract(astype(bytes, "float32"), zero), scale)
     add(multiply(astype(sums, "float32"), scale), offset)
@@ -87,6 +87,8 @@ def _restoring(calls: _Calls) -> set[Call]:
     scaled_sums: set[Call] = set()
     for call in calls.values():
         before = calls.get(call.args[0]) if len(call.args) == 2 else None
+        if before is not None and operator_name(before) == "mean":
+            before = calls.get(before.args[0])
         if before is None:
             continue
         is_converted = operator_name(before) == "astype" and _is_quantized(before.args[0], calls)

@@ -33,16 +33,22 @@ def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
-    """Compute transposed convolutions channels-first. The layout conversion before gives operators the
-    layouts of their neighbours.
+    """Compute transposed convolutions channels-first, and pad where layouts are converted back. The layout
+    conversion before gives operators the layouts of their neighbours, except pads.
 
         gv = conv2d_transpose(x, w, data_layout="NHWC", kernel_layout="IOHW")
     ->
         lv = permute_dims(x, axes=[0, 3, 1, 2])
         lv1 = conv2d_transpose(lv, w, data_layout="NCHW", kernel_layout="IOHW")
         gv = permute_dims(lv1, axes=[0, 2, 3, 1])
+
+        lv = permute_dims(x, axes=[0, 3, 1, 2])
+        lv1 = nn.pad(lv, (0, 0, 0, 0, 1, 1, 1, 1))
+        gv = permute_dims(lv1, axes=[0, 2, 3, 1])
+    ->
+        gv = nn.pad(x, (0, 0, 1, 1, 1, 1, 0, 0))
     """
-    return rewrite_functions(mod, lambda function: _ChannelsFirst(mod).visit_expr(function))
+    return rewrite_functions(mod, lambda function: _Converter(mod).visit_expr(function))
 
 
 @relax.expr_functor.mutator
@@ -64,9 +70,11 @@ class _FromZero(relax.PyExprMutator):
 
 
 @relax.expr_functor.mutator
-class _ChannelsFirst(relax.PyExprMutator):
+class _Converter(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
+        if getattr(call.op, "name", "") == "relax.permute_dims":
+            return self._padded(call)
         lowerable = _CHANNELS_FIRST.get(getattr(call.op, "name", ""))
         if lowerable is None:
             return call
@@ -90,6 +98,30 @@ class _ChannelsFirst(relax.PyExprMutator):
             out_dtype=attrs.out_dtype,
         )
         return self.builder_.normalize(_permuted(result, data_layout, attrs.out_layout))
+
+    def _padded(self, call: Call) -> relax.Expr:
+        """Return a pad without the permutations before and after it; other permutations unchanged."""
+        pad = self._bound(call.args[0], "relax.nn.pad")
+        before = None if pad is None else self._bound(pad.args[0], "relax.permute_dims")
+        if pad is None or before is None:
+            return call
+        first, second = _axes(before), _axes(call)
+        if [first[axis] for axis in second] != [*range(len(first))]:
+            return call
+        widths = [int(extent) for extent in pad.attrs.pad_width]
+        moved = [extent for axis in second for extent in widths[2 * axis : 2 * axis + 2]]
+        return relax.op.nn.pad(before.args[0], moved, pad.attrs.pad_mode, pad.attrs.pad_value)
+
+    def _bound(self, expr: relax.Expr, name: str) -> Call | None:
+        """Return the call of this operator that a variable is bound to."""
+        call = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        return call if isinstance(call, Call) and getattr(call.op, "name", "") == name else None
+
+
+def _axes(call: Call) -> list[int]:
+    """Return the axes of a `permute_dims`, counted from the front."""
+    rank = call.ty.ndim
+    return [int(axis) % rank for axis in call.attrs.axes or reversed(range(rank))]
 
 
 def _permuted(tensor: relax.Expr, layout: str, wanted: str) -> relax.Expr:

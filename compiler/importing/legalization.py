@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax, te, tirx, topi
@@ -20,10 +21,15 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
 
 from compiler.precision.quantized import multiplied_type
+from compiler.precision.tables import is_look_up
 from compiler.tir_nodes import find_all
 
 # The name that TVM gives the block that pads a convolution's data.
 PADDED = "pad_temp"
+# The attribute of functions that take bytes from tables.
+IS_TABLE = "tunefarm.is_table"
+# The pattern of elementwise operators in TVM's fusion (OpPatternKind).
+ELEMENTWISE = 0
 _MAX_INT32 = (1 << 31) - 1
 
 _Legalization = Callable[[relax.BlockBuilder, Call], relax.Expr]
@@ -34,10 +40,23 @@ _Seen = dict[tuple[str, tvm_ffi.StructuralKey], tuple[Call, list[int]]]
 def legalize(module: tvm.IRModule) -> tvm.IRModule:
     """Return the module with a separate PrimFunc for each operator, before fusion."""
     steps = (_begin_at_infinity, _read_in_place, _name_blocks)
-    passes = [tirx.transform.prim_func_pass(each, opt_level=0) for each in steps]
     seen: _Seen = {}
     shared = {name: functools.partial(_legalize_once, each, seen) for name, each in _of_tvm().items()}
-    return tvm.transform.Sequential([transform.LegalizeOps(shared | _LEGALIZATIONS), *passes])(module)
+    passes = [
+        transform.LegalizeOps(shared | _LEGALIZATIONS),
+        *(tirx.transform.prim_func_pass(each, opt_level=0) for each in steps),
+    ]
+    return tvm.transform.Sequential(passes)(_read_bytes(module))
+
+
+def annotate_patterns(module: tvm.IRModule) -> tvm.IRModule:
+    """Tell fusion the pattern of each function. Taking bytes from a table counts as elementwise."""
+
+    def annotate(function: PrimFunc, _module: tvm.IRModule, _context: object) -> PrimFunc:
+        return function.with_attr("op_pattern", ELEMENTWISE) if IS_TABLE in function.attrs else function
+
+    marked = tirx.transform.prim_func_pass(annotate, opt_level=0)
+    return tvm.transform.Sequential([transform.AnnotateTIROpPattern(), marked])(module)
 
 
 @functools.cache
@@ -163,17 +182,7 @@ def _convolution(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
     attrs, wide = call.attrs, multiplied_type(call)
 
     def convolve(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.conv(
-            topi.cast(data, wide),
-            weight,
-            [int(step) for step in attrs.strides],
-            [int(extent) for extent in attrs.padding],
-            [int(step) for step in attrs.dilation],
-            int(attrs.groups),
-            attrs.data_layout,
-            attrs.kernel_layout,
-            attrs.out_dtype,
-        )
+        return _convolved(call, topi.cast(data, wide), weight)
 
     if wide == str(call.args[0].ty.dtype) or str(attrs.out_layout or attrs.data_layout) != str(
         attrs.data_layout
@@ -182,7 +191,103 @@ def _convolution(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
     return builder.call_te(convolve, *call.args, primfunc_name_hint=call.op.name.rpartition(".")[2])
 
 
+def _convolved(call: Call, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """Return what a call computes of other data."""
+    attrs = call.attrs
+    return topi.nn.conv(
+        data,
+        weight,
+        [int(step) for step in attrs.strides],
+        [int(extent) for extent in attrs.padding],
+        [int(step) for step in attrs.dilation],
+        int(attrs.groups),
+        attrs.data_layout,
+        attrs.kernel_layout,
+        attrs.out_dtype,
+    )
+
+
+def _read_bytes(module: tvm.IRModule) -> tvm.IRModule:
+    rewriter = _ByteReader(module)
+    for name, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(name, rewriter.visit_expr(function))
+    return transform.DeadCodeElimination()(rewriter.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _ByteReader(relax.PyExprMutator):
+    """Lets convolutions of floats pad bytes, and means widen them. Fusion would make these steps kernels of
+    their own."""
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        name = str(getattr(call.op, "name", ""))
+        if name == "relax.mean":
+            return self._mean(call)
+        return self._padded(call) if name.startswith("relax.nn.conv") and len(call.args) == 2 else call
+
+    def _mean(self, call: Call) -> relax.Expr:
+        cast = self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+        if not isinstance(cast, Call) or getattr(cast.op, "name", "") != "relax.astype":
+            return call
+        if str(cast.args[0].ty.dtype) not in ("int8", "uint8") or str(call.ty.dtype) != "float32":
+            return call
+        attrs = call.attrs
+
+        def mean(data: te.Tensor) -> te.Tensor:
+            axes = [int(axis) for axis in attrs.axis] if attrs.axis else [*range(len(data.shape))]
+            count = math.prod(int(data.shape[axis]) for axis in axes)
+            summed = topi.sum(topi.cast(data, "float32"), axes, bool(attrs.keepdims))
+            return topi.divide(summed, tirx.const(count, "float32"))
+
+        return self.builder_.call_te(mean, cast.args[0], primfunc_name_hint="mean")
+
+    def _padded(self, call: Call) -> relax.Expr:
+        """The value is an argument, so that layers that differ in zeros only have equal kernels."""
+        data, weight = call.args
+        pad = self.lookup_binding(data) if isinstance(data, relax.Var) else None
+        if not isinstance(pad, Call) or getattr(pad.op, "name", "") != "relax.nn.pad":
+            return call
+        types = str(data.ty.dtype), str(weight.ty.dtype)
+        layouts = {str(call.attrs.data_layout), str(call.attrs.out_layout or call.attrs.data_layout)}
+        if types[0] not in ("int8", "uint8") or types[1] != "float32" or len(layouts) > 1:
+            return call
+        widths = [int(extent) for extent in pad.attrs.pad_width]
+
+        def convolve(data: te.Tensor, value: te.Tensor, weight: te.Tensor) -> te.Tensor:
+            wide = topi.cast(data, "float32")
+            padded = topi.nn.pad(wide, widths[::2], widths[1::2], value(0), name=PADDED)
+            return _convolved(call, padded, weight)
+
+        value = relax.const(np.array([pad.attrs.pad_value], np.float32))
+        name = call.op.name.rpartition(".")[2]
+        return self.builder_.call_te(convolve, pad.args[0], value, weight, primfunc_name_hint=name)
+
+
+def _look_up(builder: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Take bytes from a table as an elementwise operator, which the previous kernel can compute.
+
+    taken[n, y, x, c] = table[place[n, y, x, c]]
+    """
+    if not is_look_up(call):
+        return _of_tvm()["relax.take"](builder, call)
+
+    def look_up(table: te.Tensor, place: te.Tensor) -> te.Tensor:
+        return te.compute(place.shape, lambda *at: table(place(*at)), name="T_table")
+
+    tensors = [_placeholder(one) for one in call.args]
+    function = te.create_prim_func([*tensors, look_up(*tensors)])
+    function = function.without_attr("global_symbol").with_attr({IS_TABLE: True, "tirx.noalias": True})
+    return relax.op.call_tir(builder.add_func(function, "table"), relax.Tuple(call.args), call.ty)
+
+
+def _placeholder(tensor: relax.Expr) -> te.Tensor:
+    return te.placeholder(tensor.ty.shape.values, str(tensor.ty.dtype))
+
+
 _LEGALIZATIONS = {
+    "relax.take": _look_up,
     **dict.fromkeys((f"relax.nn.conv{rank}d" for rank in (1, 2, 3)), _convolution),
     "relax.argmax": _place_of(topi.max, "argmax"),
     "relax.argmin": _place_of(topi.min, "argmin"),

@@ -25,7 +25,7 @@ from compiler.importing.arithmetic import cast_weights_once, define_arithmetic, 
 from compiler.importing.attention_groups import MIN_QUERIES, fuse_attention
 from compiler.importing.grouped_attention import separate_groups
 from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
-from compiler.importing.legalization import legalize
+from compiler.importing.legalization import annotate_patterns, legalize
 from compiler.importing.node_names import (
     NODE_NAMES,
     name_calls,
@@ -54,6 +54,7 @@ from compiler.precision.joined_branches import keep_bytes
 from compiler.precision.narrow_weights import mark_narrow_weights
 from compiler.precision.packed_weights import multiply_in_bytes, unpack
 from compiler.precision.quantized import compute_in_bytes
+from compiler.precision.tables import look_up_in_tables
 from compiler.target import capability_of, parse_target
 from compiler.workload import normalise, to_json, workload_hash
 
@@ -206,6 +207,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         convert_unsupported_layouts,
         read_through_views,
         fold_constants,
+        lambda module: look_up_in_tables(module, parse_target(target)),
         lower_scalars,
         fold_others,
         lambda module: with_node_names(module, model.node_names),
@@ -235,7 +237,7 @@ def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
     passes = [
         keep_bytes,
         legalize,
-        transform.AnnotateTIROpPattern(),
+        annotate_patterns,
         transform.FoldConstant(),
         transform.DeadCodeElimination(),
         number_calls,

@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import operator_name, static_shape
+from compiler.precision.tables import is_look_up
 
 _PRODUCTS = {"nn.conv1d", "nn.conv2d", "nn.conv3d", "matmul"}
 _ELEMENTWISE = {"astype", "add", "multiply", "subtract", "maximum", "minimum", "round", "nn.relu"}
@@ -20,8 +21,8 @@ _JOINS = {"add", "multiply", "subtract"}
 
 
 def keep_bytes(mod: tvm.IRModule) -> tvm.IRModule:
-    """Make the bytes that `stored_bytes` finds outputs of their dataflow blocks. Fusion never joins an output
-    with its readers.
+    """Make the bytes that `stored_bytes` finds, and those that are taken from tables, outputs of their
+    dataflow blocks. Fusion never joins an output with its readers.
 
         lv = astype(sums, "uint8")
         lv1 = multiply(astype(lv, "float32"), scale)      # fused: a kernel that stores lv1
@@ -46,6 +47,18 @@ def stored_bytes(block: relax.DataflowBlock) -> set[relax.Var]:
     """
     reading = _Reading(block)
     return {found for call in reading.calls.values() if (found := reading.joined(call)) is not None}
+
+
+def _taken_bytes(block: relax.DataflowBlock) -> set[relax.Var]:
+    """Return what is taken from tables, and stays bytes for all readers."""
+    users = relax.analysis.udchain(block)
+    calls = {binding.var: binding.value for binding in block.bindings if isinstance(binding.value, Call)}
+
+    def stays(variable: relax.Var) -> bool:
+        readers = [calls.get(user) for user in users[variable]]
+        return not any(call is not None and str(call.ty.dtype) == "int16" for call in readers)
+
+    return {variable for variable, call in calls.items() if is_look_up(call) and stays(variable)}
 
 
 class _Reading:
@@ -96,10 +109,10 @@ class _Keeper(relax.PyExprMutator):
         self._kept: set[relax.Var] = set()
         for block in function.body.blocks:
             if isinstance(block, relax.DataflowBlock):
-                self._kept |= stored_bytes(block)
+                self._kept |= stored_bytes(block) | _taken_bytes(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if binding.var not in self._kept:
+        if binding.var not in self._kept or not isinstance(binding.var, relax.DataflowVar):
             super().visit_var_binding_(binding)
             return
         self.set_var_remap(binding.var, self.builder_.emit_output(self.visit_expr(binding.value)))

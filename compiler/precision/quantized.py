@@ -68,8 +68,10 @@ def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
     `compiler.precision.requantization` shortens.
     """
     products = _products_of(target)
-    mod = rewrite_functions(mod, lambda function: _Integers(mod, products).visit_expr(function))
-    return fold_steps(rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function)))
+    on_cpu = target.kind.name == "llvm"
+    mod = rewrite_functions(mod, lambda function: _Integers(mod, products, on_cpu).visit_expr(function))
+    mod = rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function))
+    return fold_steps(mod, by_table=on_cpu)
 
 
 class _Product(NamedTuple):
@@ -167,9 +169,10 @@ class _Visitor(relax.PyExprMutator):
 class _Integers(_Visitor):
     """Rewrites operators on quantized values into operators on their bytes."""
 
-    def __init__(self, mod: tvm.IRModule, products: _Products) -> None:
+    def __init__(self, mod: tvm.IRModule, products: _Products, on_cpu: bool) -> None:
         super().__init__(mod)
         self._products = products
+        self._on_cpu = on_cpu
         self._scaled: set[relax.Var] = set()
 
     def visit_call_(self, op: Call) -> relax.Expr:
@@ -340,9 +343,12 @@ class _Integers(_Visitor):
             pads[1] = (0, -inputs % instruction.depth)
             values = np.pad(values, [(0, 0), pads[1], *[(0, 0)] * ends])
         # The convolution widens the data where it pads or skips some. Otherwise, the previous kernel does.
+        # On a CPU, a convolution of floats always widens them: it reads a quarter of the memory.
         rows = "float32" if in_floats else instruction.rows
         skips = any(int(step) > 1 for step in attrs.strides)
-        widens = not any(pads[1]) and (not data.zero if any(padding) else skips)
+        widens = (in_floats and self._on_cpu) or (
+            not any(pads[1]) and (not data.zero if any(padding) else skips)
+        )
         if rows not in WIDE or not widens:
             data = self._in_type(data, rows)
         source = data.data

@@ -13,6 +13,7 @@ from tvm.ir import Call, GenericConst
 
 from compiler.constants.fold import operator_name, rewrite_functions
 from compiler.precision.joined_branches import stored_bytes
+from compiler.precision.tables import tabulated
 
 # The bound of a clamp is redundant if it differs from the quantizer's by less than this: values between the
 # two are rounded to the same byte.
@@ -21,7 +22,7 @@ SAME_BYTE = 0.49
 WIDE = ("int16", "float32")
 
 
-def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
+def fold_steps(mod: tvm.IRModule, *, by_table: bool) -> tvm.IRModule:
     """Move the multiplication and the zero of each quantizer into the constants before them, and remove
     bounds that the quantizer has too.
 
@@ -38,8 +39,10 @@ def fold_steps(mod: tvm.IRModule) -> tvm.IRModule:
 
     A zero that no addition takes stays. Values in the middle of two steps are rounded to the even byte, not
     to the even step: if the zero is odd, that is the other one.
+
+    With `by_table`, functions of bytes that tables will compute read and return bytes.
     """
-    return rewrite_functions(mod, lambda function: _Folder(mod, function).visit_expr(function))
+    return rewrite_functions(mod, lambda function: _Folder(mod, function, by_table).visit_expr(function))
 
 
 @dataclass
@@ -74,12 +77,12 @@ class _Chain:
 
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, function: relax.Function) -> None:
+    def __init__(self, mod: tvm.IRModule, function: relax.Function, by_table: bool) -> None:
         super().__init__(mod)
         self._edits = _Edits()
         for block in function.body.blocks:
             if isinstance(block, relax.DataflowBlock):
-                _Block(block).find(self._edits)
+                _Block(block, by_table).find(self._edits)
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
@@ -110,12 +113,13 @@ def _moved(constant: GenericConst, factor: float, shift: float) -> NDArray[np.fl
 class _Block:
     """The calls and the users of the variables of a dataflow block."""
 
-    def __init__(self, block: relax.DataflowBlock) -> None:
+    def __init__(self, block: relax.DataflowBlock, by_table: bool) -> None:
         self._users: Mapping[relax.Var, Sequence[relax.Var]] = relax.analysis.udchain(block)
         self._calls = {
             binding.var: binding.value for binding in block.bindings if isinstance(binding.value, Call)
         }
-        self._stored = stored_bytes(block)
+        looked_up = tabulated(block) if by_table else {}
+        self._stored = stored_bytes(block) | {*looked_up, *looked_up.values()}
 
     def find(self, edits: _Edits) -> None:
         for variable, conversion in self._calls.items():

@@ -9,12 +9,14 @@ from search.dag import BufferAccess, Dag, Node
 
 def is_strictly_inlineable(node: Node) -> bool:
     """Return whether a node is cheap enough to recompute at every read. Its loads are at axes plus constants,
-    in the order of the axes, each axis at most once. It has no expensive calls. It has branches only if it
-    reads nothing, because unrolling removes these.
+    in the order of the axes, each axis at most once; or in tables of one dimension. It has no expensive
+    calls. It has branches only if it reads nothing, because unrolling removes these.
     """
     if node.reduction or node.extra_writes or node.is_expensive or (node.has_branch and node.reads):
         return False
     for read in node.reads:
+        if len(read.indices) == 1 and not read.indices[0].affine:
+            continue
         axes = [index.terms[0].axis for index in read.indices if index.terms]
         if not all(index.is_single_axis for index in read.indices) or axes != sorted(set(axes)):
             return False

@@ -375,7 +375,62 @@ def test_layers_that_differ_in_scales_and_zeros_are_one_task(
     model = graph.model({"x": (2, 32, 32)}, x)
     fused = fuse(read_onnx(model, {}), {"vnni": VNNI, "avx2": HASWELL.target}[target])
     tasks = [task for task in extract_tasks(fused) if "matmul" in task.name]
-    assert sorted(task.weight for task in tasks) == [1, 3], [task.name for task in tasks]
+    # What is taken from a table is stored as bytes, so the floats of the model's output are another kernel.
+    weights = [4] if layer is _residual_layer else [1, 3]
+    assert sorted(task.weight for task in tasks) == weights, [task.name for task in tasks]
+
+
+FUNCTIONS: Mapping[str, Callable[[Quantized, str], str]] = {
+    "sigmoid": lambda graph, x: graph.node("Sigmoid", x),
+    "swish": lambda graph, x: graph.node("Mul", x, graph.bytes_of(graph.node("Sigmoid", x), 0.004)),
+    "gelu": lambda graph, x: graph.node("Mul", x, graph.node("Erf", graph.bytes_of(x, SCALE / 3))),
+    "exp of tanh": lambda graph, x: graph.node("Exp", graph.bytes_of(graph.node("Tanh", x), 0.01)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+def test_functions_of_bytes_are_tables_with_the_values_of_onnx_runtime(
+    name: str, kind: tuple[str, int]
+) -> None:
+    graph = Quantized(*kind)
+    y = graph.bytes_of(FUNCTIONS[name](graph, graph.bytes_of("x")), 0.017)
+    model = graph.model({"x": (4, 64)}, y)
+    # Every byte occurs.
+    x = np.ravel(np.arange(256) - 128).astype(np.float32).reshape(4, 64) * np.float32(SCALE)
+    (expected,) = _without_kernels_of_bytes(model)(None, {"x": x})
+    fused = fuse(read_onnx(model, {}), HASWELL.target)
+    np.testing.assert_array_equal(_run(fused, [x], DEVICE.target), expected)
+    dags = [read_dag(from_json(task.module_json)) for task in extract_tasks(fused)]
+    assert not any(node.is_expensive for dag in dags for node in dag.nodes)
+    assert any(buffer.shape == (256,) for dag in dags for buffer in dag.buffers)
+
+
+@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("target", ["vnni", "avx2"])
+def test_a_block_with_swish_and_squeeze_and_excite_stores_bytes(target: str, kind: tuple[str, int]) -> None:
+    """As in EfficientNet: a swish, a depthwise convolution, its mean, and the scaling by it."""
+    graph = Quantized(*kind, largest=NARROW)
+
+    def swish(x: str) -> str:
+        return graph.bytes_of(FUNCTIONS["swish"](graph, graph.bytes_of(x)))
+
+    first = swish(graph.node("Conv", graph.bytes_of("x"), graph.weight(16, 8, 1, 1, axis=0)))
+    deep = graph.node("Conv", first, graph.weight(16, 1, 3, 3, axis=0), group=16, pads=[1, 1, 1, 1])
+    second = swish(deep)
+    mean = graph.bytes_of(graph.node("ReduceMean", second, axes=[2, 3]))
+    gate = graph.bytes_of(graph.node("Sigmoid", graph.bytes_of(mean, 0.01)), 0.004)
+    scaled = graph.bytes_of(graph.node("Mul", second, gate))
+    last = graph.node("Conv", scaled, graph.weight(8, 16, 1, 1, axis=0))
+    model = graph.model({"x": (1, 8, 6, 6)}, graph.bytes_of(last))
+    if target == "avx2":
+        _check(model, {"x": (1, 8, 6, 6)}, HASWELL, _without_kernels_of_bytes(model))
+    fused = fuse(read_onnx(model, {}), {"vnni": VNNI, "avx2": HASWELL.target}[target])
+    kernels = [str(call.ty.dtype) for call in kernel_calls(fused)]
+    # The input's quantizer, two convolutions, the mean and the scaling store bytes. The last convolution and
+    # the output's layout have floats.
+    assert len(kernels) == 7
+    assert set(kernels[:-2]) <= {"uint8", "int8"}
 
 
 INTEGER_OPERATORS = """<ir_version: 9, opset_import: ["" : 17]>

@@ -1,0 +1,129 @@
+"""Take bytes from tables by instructions that shuffle bytes, for x86.
+
+LLVM would load each byte by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import TensorLoad
+from tvm.tirx import Add, Broadcast, Cast, IntImm, Let, PrimFunc, Ramp, Shuffle, Var
+
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, with_distinct_variables
+from compiler.target import target_features
+
+TABLE_SIZE = 256
+# The elements that an instruction chooses from, and the difference between the halves of a table.
+SEGMENT, HALF = 16, 128
+# What is added to bytes of a type to get the place in a table.
+OFFSETS = {"int8": HALF, "uint8": 0}
+# LLVM's names of the instructions by the number of their lanes, and the feature that they need.
+SHUFFLES = {32: ("llvm.x86.avx2.pshuf.b", "avx2"), 16: ("llvm.x86.ssse3.pshuf.b.128", "ssse3")}
+
+
+def take_by_shuffles(module: tvm.IRModule) -> tvm.IRModule:
+    """Take vectors of bytes from tables of 256 bytes.
+
+        y[0:32] = table[T.Cast("int32x32", x)]               # x: uint8x32
+    ->
+        low, high = x, x ^ 128
+        y[0:32] = pshufb(t(0), low) ^ pshufb(t(1) ^ t(0), low - 16) ^ pshufb(t(2) ^ t(1), low - 32) ^ ...
+                ^ pshufb(t(8), high) ^ pshufb(t(9) ^ t(8), high - 16) ^ ...
+
+    `t(k)` are the elements from `16 * k` on. The instruction reads four bits of an index, and results in zero
+    for negative ones. So from the first `t(k)` to that of the index, all terms but the last cancel out.
+    """
+    return rewrite_prim_funcs(module, _rewrite)
+
+
+def _rewrite(function: PrimFunc) -> PrimFunc:
+    target = function.attrs.get("target")
+    features = frozenset() if target is None else target_features(target)
+    lanes = next((lanes for lanes, (_, feature) in SHUFFLES.items() if feature in features), 0)
+    if not lanes:
+        return function
+    taken = map_body(function, (TensorLoad, lambda load: _taken(load, lanes)))
+    return taken if taken.same_as(function) else with_distinct_variables(taken)
+
+
+def place_in_table(value: Any) -> Any | None:
+    """Return the vector of bytes by which a value is taken from a table; None for other values."""
+    if not isinstance(value, TensorLoad) or len(value.indices) != 1:
+        return None
+    [place], [extent] = value.indices, value.source.ty.shape
+    if (
+        str(value.source.ty.dtype) not in OFFSETS
+        or not isinstance(extent, IntImm)
+        or int(extent) != TABLE_SIZE
+    ):
+        return None
+    offset = 0
+    if isinstance(place, Add) and isinstance(place.b, Broadcast) and isinstance(place.b.value, IntImm):
+        place, offset = place.a, int(place.b.value)
+    if not isinstance(place, Cast) or not str(place.ty.dtype).startswith("int32x"):
+        return None
+    dtype = str(tvm.DataType(str(place.value.ty.dtype)).with_lanes(1))
+    return place.value if OFFSETS.get(dtype) == offset else None
+
+
+def taken_by(load: TensorLoad, vector: Any) -> TensorLoad:
+    """Return the elements that another vector of the same type of bytes chooses from a load's table."""
+    dtype = tvm.DataType(str(vector.ty.dtype))
+    place: Any = Cast(f"int32x{dtype.lanes}", vector)
+    if offset := OFFSETS[str(dtype.with_lanes(1))]:
+        place = place + Broadcast(tirx.const(offset, "int32"), dtype.lanes)
+    return tirx.BufferLoad(load.source, [place])
+
+
+def _taken(load: TensorLoad, widest: int) -> Any:
+    """Return the elements of a load from a table by instructions; other loads unchanged."""
+    places = place_in_table(load)
+    if places is None:
+        return load
+    dtype = tvm.DataType(str(places.ty.dtype))
+    variable = places if isinstance(places, Var) else Var("places", places.ty)
+    lanes = widest if dtype.lanes > SEGMENT else SEGMENT
+    # Lanes behind the last are filled with the first ones.
+    count = -(-dtype.lanes // lanes)
+    filled = [variable] * -(-count * lanes // dtype.lanes)
+    parts = [_shuffled(filled, range(lanes * part, lanes * part + lanes)) for part in range(count)]
+    signed = [tirx.reinterpret(f"int8x{lanes}", part) for part in parts]
+    is_signed = OFFSETS[str(dtype.with_lanes(1))] > 0
+    vectors = [_combined(load.source, part, lanes, is_signed) for part in signed]
+    result = _shuffled(vectors, range(dtype.lanes))
+    taken = tirx.reinterpret(str(load.ty.dtype), result)
+    return taken if variable is places else Let(variable, places, taken)
+
+
+def _combined(table: Any, places: Any, lanes: int, is_signed: bool) -> Any:
+    """Return the elements of both halves of a table, one of which are zeros. The negative ones of signed
+    places choose from the first half, those of unsigned ones from the second."""
+    name, _ = SHUFFLES[lanes]
+    vector = f"int8x{lanes}"
+    flipped = tirx.bitwise_xor(places, Broadcast(tirx.const(-HALF, "int8"), lanes))
+    terms = []
+    for first, half in ((HALF * is_signed, places), (HALF * (not is_signed), flipped)):
+        for start in range(0, HALF, SEGMENT):
+            elements = _segment(table, first + start, lanes)
+            if start:
+                step = Broadcast(tirx.const(SEGMENT, "int8"), lanes)
+                half = tirx.call_llvm_pure_intrin(vector, "llvm.ssub.sat", half, step)
+                elements = tirx.bitwise_xor(elements, _segment(table, first + start - SEGMENT, lanes))
+            terms.append(tirx.call_llvm_pure_intrin(vector, name, elements, half))
+    return reduce(tirx.bitwise_xor, terms)
+
+
+def _segment(table: Any, first: int, lanes: int) -> Any:
+    """Return a segment of a table, repeated to fill a vector."""
+    elements = tirx.BufferLoad(table, [Ramp(tirx.const(first, "int32"), tirx.const(1, "int32"), SEGMENT)])
+    repeated = _shuffled([elements] * (lanes // SEGMENT), range(lanes))
+    return tirx.reinterpret(f"int8x{lanes}", repeated)
+
+
+def _shuffled(vectors: Sequence[Any], lanes: Iterable[int]) -> Any:
+    return Shuffle(vectors, [tirx.const(lane, "int32") for lane in lanes])
