@@ -1,6 +1,9 @@
-"""Unroll only as far as accumulators stay in registers, on x86.
+"""Unroll only as far as it makes a program faster.
 
-Two kinds of unrolling run slowly, and compile slowly. If a loop over results is unrolled around a reduction,
+Copies of a loop that only copies or finishes results gain nothing from many iterations, and take LLVM most of
+a build. LLVM unrolls up to 4096 instructions for some processors.
+
+On x86, two kinds of unrolled sums run slowly. If a loop over results is unrolled around a reduction,
 LLVM keeps the operands that its copies share in registers, and stores the accumulators. And the product
 `vfmadd213ps` overwrites a factor that isn't used again, so the accumulator moves to another register. If LLVM
 joins two iterations, it needs twice the registers, so it stores and reloads accumulators in every iteration.
@@ -9,6 +12,7 @@ In a loop of one iteration it chooses `vfmadd231ps`, which adds in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +20,35 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import StringImm, TensorLoad
-from tvm.s_tir import SBlockRealize
-from tvm.tirx import AttrStmt, BufferStore, Evaluate, For, ForKind, IntImm, IterVar, PrimFunc, SeqStmt, Var
+from tvm.ir import Call, StringImm, TensorLoad
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.tirx import (
+    Add,
+    AttrStmt,
+    BufferStore,
+    Cast,
+    Div,
+    Evaluate,
+    For,
+    ForKind,
+    IntImm,
+    IterVar,
+    Max,
+    Min,
+    Mul,
+    PrimFunc,
+    Select,
+    SeqStmt,
+    Sub,
+    Var,
+)
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
+from compiler.constants.packing import PACK
 from compiler.target import is_x86, target_features
-from compiler.tir_nodes import contains, find_all, num_bytes
+from compiler.tir_nodes import contains, find_all, num_bytes, reads_itself
 
-# The longest unrolled reduction, in instructions.
+# The longest unrolled loop, in instructions.
 MAX_INSTRUCTIONS = 128
 # The longest reduction, in instructions, that LLVM unrolls completely.
 COMPLETELY_UNROLLED = 64
@@ -32,6 +56,9 @@ COMPLETELY_UNROLLED = 64
 OPERANDS = 2
 MAX_STEPS = "pragma_auto_unroll_max_step"
 
+# The nodes that become instructions.
+_OPERATIONS = (Add, Call, Cast, Div, Max, Min, Mul, Select, Sub, TensorLoad)
+_PACK = f"__tvm_ffi_{PACK}"
 _NAME = "tunefarm_keep_rolled"
 # LLVM doesn't copy this call, so it doesn't unroll the loop around it. The call has no instruction.
 _FUNCTION = f"""
@@ -63,7 +90,7 @@ class _Registers:
 
 
 def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Lower the limit of steps that TVM unrolls, for the reductions of scheduled functions.
+    """Lower the limit of steps that TVM unrolls in scheduled functions.
 
         for i0 in range(64):                                    # unrolls up to 512 steps
             for k0, i1, k1: for j in T.vectorized(8): C[i, j] += A[i, k] * B[k, j]
@@ -73,18 +100,18 @@ def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMo
                 for i1:                                         # unrolls up to the steps of k1
                     for k1: for j in T.vectorized(8): C[i, j] += A[i, k] * B[k, j]
 
-    A loop over results is unrolled if the accumulators of all its iterations fit into the registers. A loop
-    over a reduction is unrolled up to MAX_INSTRUCTIONS.
+    Loops that don't sum are unrolled up to MAX_INSTRUCTIONS. So are, on x86, loops over a reduction. There, a
+    loop over results around a reduction is unrolled if the accumulators of all its iterations fit into the
+    registers.
     """
-    if target.kind.name != "llvm" or not is_x86(target):
+    if target.kind.name != "llvm":
         return module
-    registers = _Registers.of(target)
 
     def limit(function: PrimFunc) -> PrimFunc:
         limits: list[tuple[Any, int]] = []
         for loop in find_all(function.body, For):
             if MAX_STEPS in loop.annotations:
-                limits += _limits(loop, registers)
+                limits += _limits(loop, target)
         if not limits:
             return function
 
@@ -98,7 +125,8 @@ def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMo
 
 
 def keep_rolled(module: tvm.IRModule) -> tvm.IRModule:
-    """Mark innermost loops that LLVM mustn't unroll: the registers hold one iteration, but not two.
+    """Mark loops that LLVM mustn't unroll: sums of which the registers hold one iteration, but not two, loops
+    that would become more than MAX_INSTRUCTIONS without a sum, and those that pack constants once.
 
         for k in range(512):
             c0[0:8] = c0[0:8] + broadcast(a[k]) * b[k * 8 : k * 8 + 8]
@@ -112,47 +140,84 @@ def keep_rolled(module: tvm.IRModule) -> tvm.IRModule:
     return rewrite_prim_funcs(module, _mark_loops)
 
 
-def _limits(annotated: For, registers: _Registers) -> Iterator[tuple[Any, int]]:
-    """Yield for each reduction the variable of the innermost loop that must not be unrolled, and the steps
-    inside that loop; nothing if the annotated limit excludes the loop anyway.
+def _limits(annotated: For, target: tvm.target.Target) -> Iterator[tuple[Any, int]]:
+    """Yield for each block below an annotated loop the variable of the innermost loop that must not be
+    unrolled, and the steps inside that loop; nothing if the annotated limit excludes the loop anyway.
     """
+    registers, most = _Registers.of(target), int(annotated.annotations[MAX_STEPS])
     for loops, realize in _nests(annotated.body, []):
         store = realize.block.body
+        if not isinstance(store, BufferStore):
+            continue
         reduced = [
             value
             for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
             if variable.iter_type == IterVar.CommReduce
         ]
-        if not reduced or not isinstance(store, BufferStore):
+        if not reduced:
+            found = _limit_of_copies(store, loops, registers)
+        elif is_x86(target):
+            found = _limit_of_sum(store, loops, registers, find_all(reduced, Var))
+        else:
             continue
-        variables = [variable for value in reduced for variable in find_all(value, Var)]
-        steps, instructions, accumulators = 1, 0, 0
-        vector_bytes = tvm.DataType(str(store.value.ty.dtype)).bits // 8
-        for loop in reversed(loops):
-            if not isinstance(loop.extent, IntImm):
-                break
-            extent = int(loop.extent)
-            if loop.kind == ForKind.VECTORIZED:
-                vector_bytes *= extent
-                continue
-            instructions = instructions or registers.holding(vector_bytes)
-            accumulators = accumulators or instructions
-            is_reduced = contains(variables, loop.loop_var)
-            if loop.kind == ForKind.SERIAL and extent > 1:
-                if is_reduced:
-                    grows = instructions * extent <= MAX_INSTRUCTIONS
-                else:
-                    grows = instructions == accumulators or registers.fits(accumulators * extent)
-                if steps * extent > int(annotated.annotations[MAX_STEPS]):
-                    break
-                if not grows:
-                    yield loop.loop_var, steps
-                    break
-            elif loop.kind == ForKind.PARALLEL:
-                break
-            steps, instructions = steps * extent, instructions * extent
-            if not is_reduced:
-                accumulators *= extent
+        if found is not None and found[1] * int(found[0].extent) <= most:
+            yield found[0].loop_var, found[1]
+
+
+def _limit_of_copies(store: BufferStore, loops: list[For], registers: _Registers) -> tuple[For, int] | None:
+    """Return the innermost loop that makes more than MAX_INSTRUCTIONS of a store, and the steps inside it;
+    None if there is no such loop, or it has a reduction inside as well."""
+    steps, vector_bytes = 1, num_bytes(store.value)
+    operations = 1 + len(find_all(store.value, *_OPERATIONS))
+    for loop in reversed(loops):
+        if not isinstance(loop.extent, IntImm) or loop.kind == ForKind.PARALLEL or _sums(loop):
+            return None
+        extent = int(loop.extent)
+        if loop.kind == ForKind.VECTORIZED:
+            vector_bytes *= extent
+            continue
+        instructions = operations * registers.holding(vector_bytes) * steps * extent
+        if loop.kind == ForKind.SERIAL and extent > 1 and instructions > MAX_INSTRUCTIONS:
+            return loop, steps
+        steps *= extent
+    return None
+
+
+def _limit_of_sum(
+    store: BufferStore, loops: list[For], registers: _Registers, reduced: list[Var]
+) -> tuple[For, int] | None:
+    """Return the innermost loop around a sum that must not be unrolled, and the steps inside it; None if no
+    loop is such. `reduced` are the variables of the reduction's loops.
+    """
+    steps, instructions, accumulators = 1, 0, 0
+    vector_bytes = num_bytes(store.value)
+    for loop in reversed(loops):
+        if not isinstance(loop.extent, IntImm) or loop.kind == ForKind.PARALLEL:
+            return None
+        extent = int(loop.extent)
+        if loop.kind == ForKind.VECTORIZED:
+            vector_bytes *= extent
+            continue
+        instructions = instructions or registers.holding(vector_bytes)
+        accumulators = accumulators or instructions
+        is_reduced = contains(reduced, loop.loop_var)
+        if loop.kind == ForKind.SERIAL and extent > 1:
+            if is_reduced:
+                grows = instructions * extent <= MAX_INSTRUCTIONS
+            else:
+                grows = instructions == accumulators or registers.fits(accumulators * extent)
+            if not grows:
+                return loop, steps
+        steps, instructions = steps * extent, instructions * extent
+        if not is_reduced:
+            accumulators *= extent
+    return None
+
+
+def _sums(loop: For) -> bool:
+    """Return whether a loop of a scheduled function has a reduction inside."""
+    axes = [axis for block in find_all(loop.body, SBlock) for axis in block.iter_vars]
+    return any(axis.iter_type == IterVar.CommReduce for axis in axes)
 
 
 def _nests(statement: Any, loops: list[For]) -> Iterator[tuple[list[For], SBlockRealize]]:
@@ -185,12 +250,20 @@ def _with_limit(loop: For, steps: int) -> For:
 
 def _mark_loops(function: PrimFunc) -> PrimFunc:
     target = function.attrs.get("target")
-    if target is None or not is_x86(target):
+    if target is None or target.kind.name != "llvm":
         return function
     registers = _Registers.of(target)
+    on_x86 = is_x86(target)
+    packs = str(function.attrs.get("global_symbol")) == _PACK
 
     def mark(loop: For) -> For:
-        if loop.kind != ForKind.SERIAL or find_all(loop.body, For) or not _needs_mark(loop, registers):
+        if loop.kind != ForKind.SERIAL:
+            return loop
+        is_innermost = not find_all(loop.body, For)
+        is_marked = (is_innermost and (packs or (on_x86 and _leaves_registers(loop, registers)))) or (
+            _copied(loop, registers) or 0
+        ) > MAX_INSTRUCTIONS
+        if not is_marked:
             return loop
         statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
         return with_loop_body(loop, SeqStmt([*statements, Evaluate(tirx.call_extern("int32", _NAME))]))
@@ -201,7 +274,36 @@ def _mark_loops(function: PrimFunc) -> PrimFunc:
     return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
 
 
-def _needs_mark(loop: For, registers: _Registers) -> bool:
+def _copied(statement: Any, registers: _Registers) -> float | None:
+    """Return about how many instructions a statement has if all its loops are unrolled; None if it sums, has
+    a marked loop, or does anything but store vectors.
+    """
+    if isinstance(statement, SeqStmt):
+        total = 0.0
+        for each in statement.seq:
+            part = _copied(each, registers)
+            if part is None:
+                return None
+            total += part
+        return total
+    if isinstance(statement, For):
+        body = _copied(statement.body, registers)
+        extent = int(statement.extent) if isinstance(statement.extent, IntImm) else math.inf
+        return None if body is None else body * extent
+    if not isinstance(statement, BufferStore) or reads_itself(statement):
+        return None
+    lanes = _lanes(statement.value)
+    if lanes == 1:
+        return None
+    vectors = [each for each in find_all(statement.value, *_OPERATIONS) if _lanes(each) == lanes]
+    return (1 + len(vectors)) * registers.holding(num_bytes(statement.value))
+
+
+def _lanes(value: Any) -> int:
+    return int(tvm.DataType(str(value.ty.dtype)).lanes)
+
+
+def _leaves_registers(loop: For, registers: _Registers) -> bool:
     """Return whether the registers hold one iteration's accumulators and operands, but not the
     accumulators of two, and most products are the last to use a factor, so they overwrite it. LLVM unrolls
     short loops completely, which does no harm.

@@ -26,6 +26,8 @@ PACKING_ANNOTATION = "meta_schedule.layout_rewrite_preproc"
 PACKING_SUFFIX = "_weight_prepack"
 COMPUTE_SUFFIX = "_prepacked"
 KERNEL = "kernel"
+# The name of the function that packs.
+PACK = "pack"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def split_packing(scheduled: tvm.IRModule) -> PackedWorkload | None:
     if not packing or any(source.same_as(param) for source in packed_sources for param in variable):
         return None
     parts = SplitLayoutRewritePreproc()(_add_caller(func))
-    pack = parts[KERNEL + PACKING_SUFFIX].with_attr("global_symbol", "pack")
+    pack = parts[KERNEL + PACKING_SUFFIX].with_attr("global_symbol", PACK)
     main = parts[KERNEL + COMPUTE_SUFFIX].with_attr("global_symbol", "main")
     caller = parts["main"]
     packing_call = caller.body.blocks[0].bindings[0].value
@@ -84,7 +86,7 @@ def split_packing(scheduled: tvm.IRModule) -> PackedWorkload | None:
         operands=operands,
         shapes=tuple(_shape(param.ty.shape) for param in packed),
         dtypes=tuple(str(param.ty.dtype) for param in packed),
-        module=tvm.IRModule({"pack": pack, "main": main}),
+        module=tvm.IRModule({PACK: pack, "main": main}),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
-from tvm.tirx import For
+from tvm.tirx import For, SeqStmt
 
 from compiler.codegen.compilation import apply_passes
 from compiler.codegen.unrolling import (
@@ -104,4 +104,71 @@ def test_limits(rows: int, inner_rows: int, inner_steps: int, limit: int, expect
         if MAX_STEPS in loop.annotations
     ]
     assert limits == [*expected.items(), (OUTER, limit)]
-    assert limit_unrolling(scheduled, ARM).same_as(scheduled)
+    tvm.ir.assert_structural_equal(limit_unrolling(scheduled, ARM), scheduled)
+
+
+def _finished(rows: int, columns: int) -> tvm.IRModule:
+    """Return sums whose results are finished in loops of their own, as the search fuses them."""
+    data = te.placeholder((OUTER, rows, columns, LANES, OUTER), name="data")
+    k = te.reduce_axis((0, OUTER), "k")
+    shape = OUTER, rows, columns, LANES
+    total = te.compute(shape, lambda *at: te.sum(data[(*at, k)], axis=k), name="total")
+    finished = te.compute(shape, lambda *at: te.max(total(*at) + 1.0, 0.0), name="finished")
+    schedule = Schedule(module([data, finished]))
+    outer, *_, vector = schedule.get_loops(schedule.get_sblock("finished"))
+    schedule.annotate(outer, MAX_STEPS, 512)
+    schedule.vectorize(vector)
+    return schedule.mod
+
+
+@pytest.mark.parametrize(("target", "vectors"), [(ZEN, 1), (ARM, 2)], ids=["x86", "arm"])
+def test_long_copies_are_not_unrolled(target: tvm.target.Target, vectors: int) -> None:
+    # A load, a sum, a maximum and a store.
+    most = MAX_INSTRUCTIONS // (4 * vectors)
+    for rows, columns, expected in [(1, most, []), (2, most, [(2, most)]), (2, most + 1, [(most + 1, 1)])]:
+        limited = find_all(limit_unrolling(_finished(rows, columns), target)["main"].body, For)
+        limits = [
+            (int(loop.extent), int(loop.annotations[MAX_STEPS]))
+            for loop in limited
+            if MAX_STEPS in loop.annotations
+        ]
+        assert limits == [*expected, (OUTER, 512)]
+
+
+def _copy(rows: int, lanes: int) -> tvm.IRModule:
+    source = te.placeholder((OUTER, rows, lanes), name="source")
+    copied = te.compute((OUTER, rows, lanes), lambda *at: source(*at) * 2.0, name="copied")
+    schedule = Schedule(module([source, copied]))
+    if lanes > 1:
+        schedule.vectorize(schedule.get_loops(schedule.get_sblock("copied"))[-1])
+    return schedule.mod
+
+
+@pytest.mark.parametrize("target", [ZEN, ARM], ids=["x86", "arm"])
+def test_long_copies_are_marked_where_they_become_long(target: tvm.target.Target) -> None:
+    vectors = 1 if target == ZEN else 2
+    most = MAX_INSTRUCTIONS // (3 * vectors)  # a load, a product and a store
+    for rows, marked in [(most // OUTER, []), (most // OUTER + 1, [OUTER]), (most + 1, [most + 1])]:
+        lowered = flattened(_copy(rows, LANES))
+        lowered = tvm.IRModule({"main": lowered["main"].with_attr("target", target)})
+        loops = find_all(keep_rolled(lowered)["main"].body, For)
+        assert [int(loop.extent) for loop in loops if _is_marked(loop)] == marked
+
+
+def _is_marked(loop: For) -> bool:
+    return isinstance(loop.body, SeqStmt) and "tunefarm_keep_rolled" in str(loop.body.seq[-1])
+
+
+def test_scalar_copies_are_left_to_llvms_vectorizer() -> None:
+    lowered = flattened(_copy(MAX_INSTRUCTIONS, 1))
+    lowered = tvm.IRModule({"main": lowered["main"].with_attr("target", ZEN)})
+    assert "tunefarm_keep_rolled" not in str(keep_rolled(lowered))
+
+
+def test_packing_is_compiled_as_plain_loops() -> None:
+    """It runs once, and took a third of a build."""
+    packing = flattened(_copy(MAX_INSTRUCTIONS, 1))["main"].with_attr("target", ZEN)
+    for name, marked in [("__tvm_ffi_pack", [MAX_INSTRUCTIONS]), ("__tvm_ffi_main", [])]:
+        function = packing.with_attr("global_symbol", name)
+        loops = find_all(keep_rolled(tvm.IRModule({"main": function}))["main"].body, For)
+        assert [int(loop.extent) for loop in loops if _is_marked(loop)] == marked
