@@ -63,8 +63,11 @@ def place_in_table(value: Any) -> Any | None:
     ):
         return None
     offset = 0
-    if isinstance(place, Add) and isinstance(place.b, Broadcast) and isinstance(place.b.value, IntImm):
-        place, offset = place.a, int(place.b.value)
+    while isinstance(place, Add):
+        place, added = (place.b, place.a) if isinstance(place.a, Broadcast) else (place.a, place.b)
+        if not isinstance(added, Broadcast) or not isinstance(added.value, IntImm):
+            return None
+        offset += int(added.value)
     if not isinstance(place, Cast) or not str(place.ty.dtype).startswith("int32x"):
         return None
     dtype = str(tvm.DataType(str(place.value.ty.dtype)).with_lanes(1))
