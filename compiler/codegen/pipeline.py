@@ -24,6 +24,7 @@ from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_ker
 from compiler.codegen.packed_bytes import pack_bytes
 from compiler.codegen.partial_tiles import split_full_tiles
 from compiler.codegen.prefetch import prefetch_operands
+from compiler.codegen.shared_factors import share_factors
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tensor_maps import pass_maps
 from compiler.codegen.tile_instructions import use_tiles
@@ -41,7 +42,8 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         finish = finish_host()
 
         def prepare(module: tvm.IRModule) -> tvm.IRModule:
-            packed = take_by_shuffles(pack_bytes(split_interior(split_full_tiles(module))))
+            shared = share_factors(split_interior(split_full_tiles(module)))
+            packed = take_by_shuffles(pack_bytes(shared))
             loaded = keep_rolled(load_lanes(multiply_halves(packed)))
             return use_tiles(keep_on_stack(prefetch_operands(loaded)))
 

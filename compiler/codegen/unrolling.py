@@ -280,7 +280,7 @@ def _copied(statement: Any, registers: _Registers) -> float | None:
     """
     if isinstance(statement, SeqStmt):
         total = 0.0
-        for each in statement.seq:
+        for each in reversed(list(statement.seq)):  # sums follow their beginnings
             part = _copied(each, registers)
             if part is None:
                 return None
