@@ -229,7 +229,7 @@ def _with_values(line: TensorLoad, values: Mapping[int, Any], loops: Sequence[Fo
 
 
 class _Streamed:
-    """Finds the distinct vector loads that are added to stored values, from large buffers other than the
+    """Finds the distinct vector loads that are added to sums, from large buffers other than the sums' and the
     function's `own`, in a walk that visits inner nodes first.
     """
 
@@ -248,9 +248,10 @@ class _Streamed:
         """
         # Also the loads in the store's indices, and in conditions before it.
         loads, self._since_store = self._since_store, []
-        if not any(load.source.same_as(store.buffer) for load in loads):
+        others = [load for load in loads if not load.source.same_as(store.buffer)]
+        if len(others) == len(loads):
             return
-        if all(tvm_ffi.StructuralKey(load) in self._found for load in loads if self._may_stream(load)):
+        if all(tvm_ffi.StructuralKey(load) in self._found for load in others if self._may_stream(load)):
             return
         loads = find_all(store.value, TensorLoad)
         # `load_lanes` reads one lane of a vector at a time, and dot products broadcast four bytes, so these
@@ -258,8 +259,9 @@ class _Streamed:
         parts = [*find_all(store.value, Shuffle), *filter(_is_scalar_of_bytes, find_all(store.value, Call))]
         lanes = [load for each in parts for load in find_all(each, TensorLoad)]
         loads = [load for load in loads if not contains(lanes, load)]
-        if any(load.source.same_as(store.buffer) for load in loads):
-            self._found |= {tvm_ffi.StructuralKey(load): load for load in loads if self._may_stream(load)}
+        others = [load for load in loads if not load.source.same_as(store.buffer)]
+        if len(others) < len(loads):
+            self._found |= {tvm_ffi.StructuralKey(load): load for load in others if self._may_stream(load)}
 
     def loads(self) -> Iterable[TensorLoad]:
         # Whether a buffer is the function's own is known after the walk.

@@ -137,6 +137,17 @@ def _addresses(text: str) -> list[str]:
     return re.findall(r"address_of\(b\[(.*)\]\)\)", text)
 
 
+def test_sums_in_a_large_buffer_are_not_prefetched() -> None:
+    source = f"""
+@T.prim_func(s_tir=True)
+def main(a: T.Buffer(({MIN_OPERAND_BYTES},), "float32"), c: T.Buffer(({MIN_OPERAND_BYTES},), "float32")):
+    for i in range(64):
+        c[T.Ramp(i * 16, 1, 16)] = c[T.Ramp(i * 16, 1, 16)] + a[T.Ramp(i * 16, 1, 16)]
+"""
+    text = prefetch.prefetch_operands(tvm.IRModule({"main": tvm.script.from_source(source)}))["main"].script()
+    assert re.findall(rf"{prefetch._NAME}.*address_of\((\w)\[", text) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("rows", "depth"),
     [pytest.param(8, 16, id="two lines a row"), pytest.param(6, 16, id="three a row, the last two beyond")],
