@@ -54,6 +54,11 @@ def num_bits(dtype: Any) -> int:
     return int(found.bits * found.lanes)
 
 
+def num_lanes(value: Any) -> int:
+    """Return the lanes of a value; 1 for a scalar."""
+    return int(tvm.DataType(str(value.ty.dtype)).lanes)
+
+
 def num_bytes(value: Any) -> int:
     """Return the bytes of all lanes of a value together."""
     return -(-num_bits(value.ty.dtype) // 8)

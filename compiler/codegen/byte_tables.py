@@ -5,19 +5,23 @@ LLVM would load each byte by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.ir import TensorLoad
-from tvm.tirx import Add, Broadcast, Cast, IntImm, Let, PrimFunc, Ramp, Shuffle, Var
+from tvm.tirx import Add, Broadcast, Cast, IntImm, Let, PrimFunc, Ramp, Var
 
-from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, with_distinct_variables
-from compiler.target import target_features
+from compiler.codegen.rewrite import (
+    features_of,
+    map_body,
+    rewrite_prim_funcs,
+    shuffled,
+    with_distinct_variables,
+)
+from compiler.precision.tables import TABLE_SIZE
 
-TABLE_SIZE = 256
 # The elements that an instruction chooses from, and the difference between the halves of a table.
 SEGMENT, HALF = 16, 128
 # What is added to bytes of a type to get the place in a table.
@@ -35,15 +39,15 @@ def take_by_shuffles(module: tvm.IRModule) -> tvm.IRModule:
         y[0:32] = pshufb(t(0), low) ^ pshufb(t(1) ^ t(0), low - 16) ^ pshufb(t(2) ^ t(1), low - 32) ^ ...
                 ^ pshufb(t(8), high) ^ pshufb(t(9) ^ t(8), high - 16) ^ ...
 
-    `t(k)` are the elements from `16 * k` on. The instruction reads four bits of an index, and results in zero
-    for negative ones. So from the first `t(k)` to that of the index, all terms but the last cancel out.
+    `t(k)` are the elements from `16 * k` on. The instruction reads four bits of an index, and returns zero if
+    the index is negative. So only the terms up to the index's own `t(k)` count. Their exclusive or is an
+    element of this `t(k)`, because each other `t` occurs twice.
     """
     return rewrite_prim_funcs(module, _rewrite)
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    target = function.attrs.get("target")
-    features = frozenset() if target is None else target_features(target)
+    features = features_of(function)
     lanes = next((lanes for lanes, (_, feature) in SHUFFLES.items() if feature in features), 0)
     if not lanes:
         return function
@@ -94,18 +98,19 @@ def _taken(load: TensorLoad, widest: int) -> Any:
     # Lanes behind the last are filled with the first ones.
     count = -(-dtype.lanes // lanes)
     filled = [variable] * -(-count * lanes // dtype.lanes)
-    parts = [_shuffled(filled, range(lanes * part, lanes * part + lanes)) for part in range(count)]
+    parts = [shuffled(filled, range(lanes * part, lanes * part + lanes)) for part in range(count)]
     signed = [tirx.reinterpret(f"int8x{lanes}", part) for part in parts]
     is_signed = OFFSETS[str(dtype.with_lanes(1))] > 0
     vectors = [_combined(load.source, part, lanes, is_signed) for part in signed]
-    result = _shuffled(vectors, range(dtype.lanes))
+    result = shuffled(vectors, range(dtype.lanes))
     taken = tirx.reinterpret(str(load.ty.dtype), result)
     return taken if variable is places else Let(variable, places, taken)
 
 
 def _combined(table: Any, places: Any, lanes: int, is_signed: bool) -> Any:
-    """Return the elements of both halves of a table, one of which are zeros. The negative ones of signed
-    places choose from the first half, those of unsigned ones from the second."""
+    """Return the elements at these places of a table. Each half of the table gives zeros for the places in
+    the other half. Signed places are negative in the first half, unsigned ones in the second.
+    """
     name, _ = SHUFFLES[lanes]
     vector = f"int8x{lanes}"
     flipped = tirx.bitwise_xor(places, Broadcast(tirx.const(-HALF, "int8"), lanes))
@@ -124,9 +129,5 @@ def _combined(table: Any, places: Any, lanes: int, is_signed: bool) -> Any:
 def _segment(table: Any, first: int, lanes: int) -> Any:
     """Return a segment of a table, repeated to fill a vector."""
     elements = tirx.BufferLoad(table, [Ramp(tirx.const(first, "int32"), tirx.const(1, "int32"), SEGMENT)])
-    repeated = _shuffled([elements] * (lanes // SEGMENT), range(lanes))
+    repeated = shuffled([elements] * (lanes // SEGMENT), range(lanes))
     return tirx.reinterpret(f"int8x{lanes}", repeated)
-
-
-def _shuffled(vectors: Sequence[Any], lanes: Iterable[int]) -> Any:
-    return Shuffle(vectors, [tirx.const(lane, "int32") for lane in lanes])

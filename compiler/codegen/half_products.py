@@ -32,7 +32,7 @@ from tvm.tirx import (
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.target import target_features
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, num_lanes
 from search.sketches.half_products import BLOCK_TERMS, HALF_ARITHMETIC, LONG_PRODUCTS
 
 # With fewer products in a block, converting its sum takes as long as converting its operands.
@@ -267,7 +267,7 @@ def _product(store: BufferStore) -> _Product | None:
     if not isinstance(added, Add) or not isinstance(added.a, TensorLoad) or not isinstance(added.b, Mul):
         return None
     own = tirx.BufferLoad(store.buffer, store.indices)
-    lanes = int(tvm.DataType(str(added.ty.dtype)).lanes)
+    lanes = num_lanes(added)
     left, right = (_narrow(factor) for factor in (added.b.a, added.b.b))
     if lanes == 1 or left is None or right is None or not tvm_ffi.structural_equal(added.a, own):
         return None

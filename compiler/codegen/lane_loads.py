@@ -18,7 +18,7 @@ from tvm.tirx import Broadcast, BufferStore, For, ForKind, IntImm, PrimFunc, Ram
 
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
 from compiler.target import is_arm
-from compiler.tir_nodes import find_all, num_bits, num_bytes, op_name, step_of
+from compiler.tir_nodes import find_all, num_bits, num_bytes, num_lanes, op_name, step_of
 
 VECTOR_BYTES = 16
 REGISTERS = 32
@@ -108,11 +108,7 @@ def _step(
 
 def _loaded(value: Any) -> TensorLoad | None:
     """Return the load of a scalar, or of adjacent elements that are reinterpreted as one."""
-    if (
-        isinstance(value, Call)
-        and op_name(value) == "reinterpret"
-        and tvm.DataType(str(value.ty.dtype)).lanes == 1
-    ):
+    if isinstance(value, Call) and op_name(value) == "reinterpret" and num_lanes(value) == 1:
         value = value.args[0]
         return value if isinstance(value, TensorLoad) and isinstance(value.indices[-1], Ramp) else None
     return value if isinstance(value, TensorLoad) and not isinstance(value.indices[-1], Ramp) else None

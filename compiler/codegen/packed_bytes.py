@@ -27,15 +27,19 @@ from tvm.tirx import (
     PrimFunc,
     Ramp,
     SeqStmt,
-    Shuffle,
     Var,
 )
 
 from compiler.codegen.byte_tables import place_in_table, taken_by
 from compiler.codegen.quantizers import LIMITS
-from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, with_distinct_variables
-from compiler.target import target_features
-from compiler.tir_nodes import contains, find_all
+from compiler.codegen.rewrite import (
+    features_of,
+    map_body,
+    rewrite_prim_funcs,
+    shuffled,
+    with_distinct_variables,
+)
+from compiler.tir_nodes import contains, find_all, num_lanes
 
 # Results of int32 in a vector, and vectors in a group.
 LANES, GROUP = 8, 4
@@ -73,8 +77,7 @@ def pack_bytes(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    target = function.attrs.get("target")
-    features = frozenset() if target is None else target_features(target)
+    features = features_of(function)
     if "avx2" not in features or "avx512f" in features:
         return function
     packed = map_body(function, [(For, _unrolled), (SeqStmt, _in_groups)])
@@ -213,7 +216,7 @@ def _together(group: Sequence[_Part]) -> Any:
     dtype = _type(group[0].store)
     mixed = tirx.call_llvm_pure_intrin(f"{dtype}x{GROUP * LANES}", BYTES[dtype], *words)
     return tirx.reinterpret(
-        f"{dtype}x{GROUP * LANES}", _shuffled(tirx.reinterpret(f"int32x{LANES}", mixed), ORDER)
+        f"{dtype}x{GROUP * LANES}", shuffled([tirx.reinterpret(f"int32x{LANES}", mixed)], ORDER)
     )
 
 
@@ -223,23 +226,19 @@ def _stores(group: Sequence[_Part], packed: Any) -> Iterator[BufferStore]:
     while first < GROUP:
         count = sum(part.store.same_as(group[first].store) for part in group[first:])
         lanes = range(first * LANES, (first + count) * LANES)
-        value = packed if count == GROUP else _shuffled(packed, lanes)
+        value = packed if count == GROUP else shuffled([packed], lanes)
         yield _stored(group[first], value)
         first += count
 
 
 def _stored(part: _Part, value: Any) -> BufferStore:
     *outer, last = part.store.indices
-    lanes = tvm.DataType(str(value.ty.dtype)).lanes
+    lanes = num_lanes(value)
     return BufferStore(part.store.buffer, value, [*outer, Ramp(last.base + part.first, last.stride, lanes)])
 
 
 def _piece(vector: Any, first: int) -> Any:
     """Return a vector's lanes from `first` on that fill a register."""
-    if tvm.DataType(str(vector.ty.dtype)).lanes == LANES:
+    if num_lanes(vector) == LANES:
         return vector
-    return _shuffled(vector, range(first, first + LANES))
-
-
-def _shuffled(vector: Any, lanes: Iterable[int]) -> Any:
-    return Shuffle([vector], [tirx.const(lane, "int32") for lane in lanes])
+    return shuffled([vector], range(first, first + LANES))

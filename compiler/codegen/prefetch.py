@@ -36,7 +36,7 @@ from tvm.tirx import (
 )
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
-from compiler.tir_nodes import contains, find_all, op_name
+from compiler.tir_nodes import contains, find_all, num_lanes, op_name
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -229,8 +229,8 @@ def _with_values(line: TensorLoad, values: Mapping[int, Any], loops: Sequence[Fo
 
 
 class _Streamed:
-    """Finds the distinct vector loads that are added to sums, from large buffers other than the sums' and the
-    function's `own`, in a walk that visits inner nodes first.
+    """Finds the distinct vector loads from large buffers that are added to sums, in a walk that visits inner
+    nodes first. Loads of the sums themselves don't count, nor those of the function's `own` buffers.
     """
 
     def __init__(self, own: list[Any]) -> None:
@@ -248,10 +248,7 @@ class _Streamed:
         """
         # Also the loads in the store's indices, and in conditions before it.
         loads, self._since_store = self._since_store, []
-        others = [load for load in loads if not load.source.same_as(store.buffer)]
-        if len(others) == len(loads):
-            return
-        if all(tvm_ffi.StructuralKey(load) in self._found for load in others if self._may_stream(load)):
+        if all(tvm_ffi.StructuralKey(load) in self._found for load in self._streamed(loads, store)):
             return
         loads = find_all(store.value, TensorLoad)
         # `load_lanes` reads one lane of a vector at a time, and dot products broadcast four bytes, so these
@@ -259,13 +256,16 @@ class _Streamed:
         parts = [*find_all(store.value, Shuffle), *filter(_is_scalar_of_bytes, find_all(store.value, Call))]
         lanes = [load for each in parts for load in find_all(each, TensorLoad)]
         loads = [load for load in loads if not contains(lanes, load)]
-        others = [load for load in loads if not load.source.same_as(store.buffer)]
-        if len(others) < len(loads):
-            self._found |= {tvm_ffi.StructuralKey(load): load for load in others if self._may_stream(load)}
+        self._found |= {tvm_ffi.StructuralKey(load): load for load in self._streamed(loads, store)}
 
     def loads(self) -> Iterable[TensorLoad]:
         # Whether a buffer is the function's own is known after the walk.
         return (load for load in self._found.values() if not contains(self._own, load.source))
+
+    def _streamed(self, loads: Sequence[TensorLoad], store: BufferStore) -> Iterator[TensorLoad]:
+        """Yield the loads that may stream, of those that a store adds to its buffer."""
+        others = [load for load in loads if not load.source.same_as(store.buffer)]
+        return filter(self._may_stream, others if len(others) < len(loads) else [])
 
     def _may_stream(self, load: TensorLoad) -> bool:
         if load.source not in self._is_large:
@@ -279,7 +279,7 @@ def _is_vector(load: TensorLoad) -> bool:
 
 
 def _is_scalar_of_bytes(call: Call) -> bool:
-    return op_name(call) == "reinterpret" and tvm.DataType(str(call.ty.dtype)).lanes == 1
+    return op_name(call) == "reinterpret" and num_lanes(call) == 1
 
 
 def _rows(load: TensorLoad) -> Iterator[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.tirx import For, PrimFunc
+from tvm.tirx import For, PrimFunc, Shuffle
+
+from compiler.target import target_features
 
 
 def rewrite_prim_funcs(module: tvm.IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> tvm.IRModule:
@@ -43,6 +45,17 @@ def with_distinct_variables(function: PrimFunc) -> PrimFunc:
     variable with two values.
     """
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))["main"]
+
+
+def features_of(function: PrimFunc) -> frozenset[str]:
+    """Return the instruction sets of a function's CPU target as Linux names them; none without a target."""
+    target = function.attrs.get("target")
+    return frozenset() if target is None else target_features(target)
+
+
+def shuffled(vectors: Sequence[Any], lanes: Iterable[int]) -> Shuffle:
+    """Return the vector of these lanes. They are numbered from the first vector's first lane to the last."""
+    return Shuffle(vectors, [tirx.const(lane, "int32") for lane in lanes])
 
 
 def with_loop_body(loop: For, body: Any) -> For:

@@ -46,7 +46,7 @@ from tvm.tirx import (
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
 from compiler.constants.packing import PACK
 from compiler.target import is_x86, target_features
-from compiler.tir_nodes import contains, find_all, num_bytes, reads_itself
+from compiler.tir_nodes import contains, find_all, num_bytes, num_lanes, reads_itself
 
 # The longest unrolled loop, in instructions.
 MAX_INSTRUCTIONS = 128
@@ -125,8 +125,10 @@ def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMo
 
 
 def keep_rolled(module: tvm.IRModule) -> tvm.IRModule:
-    """Mark loops that LLVM mustn't unroll: sums of which the registers hold one iteration, but not two, loops
-    that would become more than MAX_INSTRUCTIONS without a sum, and those that pack constants once.
+    """Mark loops that LLVM mustn't unroll.
+
+    The registers hold the sums of one iteration, but not of two. Or the loop has no sum, and unrolled, it has
+    more than MAX_INSTRUCTIONS. Or it packs constants, which happens once.
 
         for k in range(512):
             c0[0:8] = c0[0:8] + broadcast(a[k]) * b[k * 8 : k * 8 + 8]
@@ -141,8 +143,10 @@ def keep_rolled(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _limits(annotated: For, target: tvm.target.Target) -> Iterator[tuple[Any, int]]:
-    """Yield for each block below an annotated loop the variable of the innermost loop that must not be
-    unrolled, and the steps inside that loop; nothing if the annotated limit excludes the loop anyway.
+    """Yield the loops that must not be unrolled, by their variables, and the steps inside each.
+
+    They are the innermost such loops around each block. A loop that the annotated limit excludes isn't among
+    them.
     """
     registers, most = _Registers.of(target), int(annotated.annotations[MAX_STEPS])
     for loops, realize in _nests(annotated.body, []):
@@ -165,8 +169,10 @@ def _limits(annotated: For, target: tvm.target.Target) -> Iterator[tuple[Any, in
 
 
 def _limit_of_copies(store: BufferStore, loops: list[For], registers: _Registers) -> tuple[For, int] | None:
-    """Return the innermost loop that makes more than MAX_INSTRUCTIONS of a store, and the steps inside it;
-    None if there is no such loop, or it has a reduction inside as well."""
+    """Return the innermost loop that makes more than MAX_INSTRUCTIONS of a store, and the steps inside it.
+
+    Return None if no loop does, or if this loop has a reduction inside.
+    """
     steps, vector_bytes = 1, num_bytes(store.value)
     operations = 1 + len(find_all(store.value, *_OPERATIONS))
     for loop in reversed(loops):
@@ -275,8 +281,9 @@ def _mark_loops(function: PrimFunc) -> PrimFunc:
 
 
 def _copied(statement: Any, registers: _Registers) -> float | None:
-    """Return about how many instructions a statement has if all its loops are unrolled; None if it sums, has
-    a marked loop, or does anything but store vectors.
+    """Return about how many instructions a statement has if all its loops are unrolled.
+
+    Return None if it sums, has a marked loop, or does anything but store vectors.
     """
     if isinstance(statement, SeqStmt):
         total = 0.0
@@ -292,15 +299,11 @@ def _copied(statement: Any, registers: _Registers) -> float | None:
         return None if body is None else body * extent
     if not isinstance(statement, BufferStore) or reads_itself(statement):
         return None
-    lanes = _lanes(statement.value)
+    lanes = num_lanes(statement.value)
     if lanes == 1:
         return None
-    vectors = [each for each in find_all(statement.value, *_OPERATIONS) if _lanes(each) == lanes]
+    vectors = [each for each in find_all(statement.value, *_OPERATIONS) if num_lanes(each) == lanes]
     return (1 + len(vectors)) * registers.holding(num_bytes(statement.value))
-
-
-def _lanes(value: Any) -> int:
-    return int(tvm.DataType(str(value.ty.dtype)).lanes)
 
 
 def _leaves_registers(loop: For, registers: _Registers) -> bool:

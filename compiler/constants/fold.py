@@ -173,6 +173,12 @@ def operator_name(call: Call) -> str:
     return str(getattr(call.op, "name", "")).removeprefix("relax.")
 
 
+def bound_call(mutator: relax.PyExprMutator, expr: relax.Expr, name: str) -> Call | None:
+    """Return the call of the operator `name` that a variable is bound to; None for other expressions."""
+    call = mutator.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+    return call if isinstance(call, Call) and operator_name(call) == name else None
+
+
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
     """Return the shape of a tensor expression; None for other types and for dynamic shapes."""
     shape = getattr(expr.ty, "shape", None)

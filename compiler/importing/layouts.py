@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from compiler.constants.fold import rewrite_functions
+from compiler.constants.fold import bound_call, rewrite_functions
 
 # TVM lowers transposed convolutions channels-first only: the operator, and its layouts of data and kernel.
 _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
@@ -101,8 +101,8 @@ class _Converter(relax.PyExprMutator):
 
     def _padded(self, call: Call) -> relax.Expr:
         """Return a pad without the permutations before and after it; other permutations unchanged."""
-        pad = self._bound(call.args[0], "relax.nn.pad")
-        before = None if pad is None else self._bound(pad.args[0], "relax.permute_dims")
+        pad = bound_call(self, call.args[0], "nn.pad")
+        before = None if pad is None else bound_call(self, pad.args[0], "permute_dims")
         if pad is None or before is None:
             return call
         first, second = _axes(before), _axes(call)
@@ -111,11 +111,6 @@ class _Converter(relax.PyExprMutator):
         widths = [int(extent) for extent in pad.attrs.pad_width]
         moved = [extent for axis in second for extent in widths[2 * axis : 2 * axis + 2]]
         return relax.op.nn.pad(before.args[0], moved, pad.attrs.pad_mode, pad.attrs.pad_value)
-
-    def _bound(self, expr: relax.Expr, name: str) -> Call | None:
-        """Return the call of this operator that a variable is bound to."""
-        call = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return call if isinstance(call, Call) and getattr(call.op, "name", "") == name else None
 
 
 def _axes(call: Call) -> list[int]:

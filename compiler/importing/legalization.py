@@ -20,8 +20,9 @@ from tvm.relax import transform
 from tvm.s_tir import SBlock, Schedule
 from tvm.tirx import BufferStore, FloatImm, Max, Min, PrimFunc
 
+from compiler.constants.fold import bound_call
 from compiler.precision.quantized import multiplied_type
-from compiler.precision.tables import is_look_up
+from compiler.precision.tables import BYTES, is_look_up
 from compiler.tir_nodes import find_all
 
 # The name that TVM gives the block that pads a convolution's data.
@@ -228,10 +229,8 @@ class _ByteReader(relax.PyExprMutator):
         return self._padded(call) if name.startswith("relax.nn.conv") and len(call.args) == 2 else call
 
     def _mean(self, call: Call) -> relax.Expr:
-        cast = self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
-        if not isinstance(cast, Call) or getattr(cast.op, "name", "") != "relax.astype":
-            return call
-        if str(cast.args[0].ty.dtype) not in ("int8", "uint8") or str(call.ty.dtype) != "float32":
+        cast = bound_call(self, call.args[0], "astype")
+        if cast is None or str(cast.args[0].ty.dtype) not in BYTES or str(call.ty.dtype) != "float32":
             return call
         attrs = call.attrs
 
@@ -246,12 +245,12 @@ class _ByteReader(relax.PyExprMutator):
     def _padded(self, call: Call) -> relax.Expr:
         """The value is an argument, so that layers that differ in zeros only have equal kernels."""
         data, weight = call.args
-        pad = self.lookup_binding(data) if isinstance(data, relax.Var) else None
-        if not isinstance(pad, Call) or getattr(pad.op, "name", "") != "relax.nn.pad":
+        pad = bound_call(self, data, "nn.pad")
+        if pad is None:
             return call
         types = str(data.ty.dtype), str(weight.ty.dtype)
         layouts = {str(call.attrs.data_layout), str(call.attrs.out_layout or call.attrs.data_layout)}
-        if types[0] not in ("int8", "uint8") or types[1] != "float32" or len(layouts) > 1:
+        if types[0] not in BYTES or types[1] != "float32" or len(layouts) > 1:
             return call
         widths = [int(extent) for extent in pad.attrs.pad_width]
 

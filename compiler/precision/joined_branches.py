@@ -42,8 +42,8 @@ def keep_bytes(mod: tvm.IRModule) -> tvm.IRModule:
 def stored_bytes(block: relax.DataflowBlock) -> set[relax.Var]:
     """Return the bytes that products pass to an operator that adds or multiplies two of them elementwise.
 
-    If both products have bytes, those of the later product count. No other operator reads the products, or
-    what lies between.
+    If both products pass bytes, only the later product's bytes are returned. No other operator reads the
+    products, or the values between.
     """
     reading = _Reading(block)
     return {found for call in reading.calls.values() if (found := reading.joined(call)) is not None}

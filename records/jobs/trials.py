@@ -192,10 +192,10 @@ def add(
         "attempts": 0,
         "error": "",
     }
-    issued_before = _issued(session, job_id, trials)
+    keys = [TrialKey(one.workload_hash, digest(one.trace), one.repeat) for one in trials]
+    issued_before = _issued(session, job_id, keys)
     rows: dict[TrialKey, dict[str, Any]] = {}
-    for trial in trials:
-        key = TrialKey(trial.workload_hash, digest(trial.trace), trial.repeat)
+    for key, trial in zip(keys, trials, strict=True):
         if key not in issued_before:
             rows.setdefault(key, common | vars(trial) | {"trace_sha": key.trace_sha})
     if not rows:
@@ -206,16 +206,16 @@ def add(
     return [id_of[key] for key in rows]
 
 
-def _issued(session: Session, job_id: str, candidates: Sequence[NewTrial]) -> set[TrialKey]:
-    """Return the keys of a job's trials that may equal those of the candidates.
+def _issued(session: Session, job_id: str, keys: Sequence[TrialKey]) -> set[TrialKey]:
+    """Return the keys of the job's trials, at least those among `keys`.
 
-    They are read because an INSERT that finds a trial waits until no other transaction changes it. That
-    transaction may store the trial's result and wait for the job, which the caller has locked.
+    An INSERT of an existing trial would wait for a transaction that stores the trial's result. That one may
+    wait for the job, which the caller has locked.
     """
     values = {
         "job_id": job_id,
-        "workloads": list({one.workload_hash for one in candidates}),
-        "traces": list({digest(one.trace) for one in candidates}),
+        "workloads": list({key.workload_hash for key in keys}),
+        "traces": list({key.trace_sha for key in keys}),
     }
     return {TrialKey(*row) for row in session.execute(_select_issued(dialect_of(session)), values)}
 

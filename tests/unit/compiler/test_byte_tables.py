@@ -53,7 +53,7 @@ def test_every_byte_chooses_its_element(lanes: int, dtype: str, stored: str) -> 
 
 @pytest.mark.parametrize(("target", "count"), [(HASWELL, 16), (NEHALEM, 32), (ARM, 0)])
 def test_a_vector_takes_sixteen_shuffles(target: tvm.target.Target, count: int) -> None:
-    """Those of Nehalem have half the length. For Arm, nothing changes."""
+    """Nehalem's shuffles are half as long, so it takes 32. For Arm, nothing changes."""
     function = _look_up(32)["main"].with_attr("target", target)
     taken = take_by_shuffles(tvm.IRModule({"main": function}))["main"]
     assert str(taken.script()).count("pshuf.b") == count

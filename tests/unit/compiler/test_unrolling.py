@@ -97,14 +97,14 @@ def _scheduled(rows: int, inner_rows: int, inner_steps: int, limit: int) -> tvm.
 )
 def test_limits(rows: int, inner_rows: int, inner_steps: int, limit: int, expected: dict[int, int]) -> None:
     scheduled = _scheduled(rows, inner_rows, inner_steps, limit)
-    loops = find_all(apply_passes(scheduled, ZEN)["main"].body, For)
-    limits = [
-        (int(loop.extent), int(loop.annotations[MAX_STEPS]))
-        for loop in loops
-        if MAX_STEPS in loop.annotations
-    ]
-    assert limits == [*expected.items(), (OUTER, limit)]
+    assert _limits(apply_passes(scheduled, ZEN)) == [*expected.items(), (OUTER, limit)]
     tvm.ir.assert_structural_equal(limit_unrolling(scheduled, ARM), scheduled)
+
+
+def _limits(module: tvm.IRModule) -> list[tuple[int, int]]:
+    """Return the extent and the limit of each loop that has one, inner loops first."""
+    loops = [loop for loop in find_all(module["main"].body, For) if MAX_STEPS in loop.annotations]
+    return [(int(loop.extent), int(loop.annotations[MAX_STEPS])) for loop in loops]
 
 
 def _finished(rows: int, columns: int) -> tvm.IRModule:
@@ -126,13 +126,7 @@ def test_long_copies_are_not_unrolled(target: tvm.target.Target, vectors: int) -
     # A load, a sum, a maximum and a store.
     most = MAX_INSTRUCTIONS // (4 * vectors)
     for rows, columns, expected in [(1, most, []), (2, most, [(2, most)]), (2, most + 1, [(most + 1, 1)])]:
-        limited = find_all(limit_unrolling(_finished(rows, columns), target)["main"].body, For)
-        limits = [
-            (int(loop.extent), int(loop.annotations[MAX_STEPS]))
-            for loop in limited
-            if MAX_STEPS in loop.annotations
-        ]
-        assert limits == [*expected, (OUTER, 512)]
+        assert _limits(limit_unrolling(_finished(rows, columns), target)) == [*expected, (OUTER, 512)]
 
 
 def _copy(rows: int, lanes: int) -> tvm.IRModule:
