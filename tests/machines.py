@@ -47,8 +47,11 @@ AVX512 = (
     "avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg "
     "avx512vpopcntdq avx512bf16"
 )
-AVX2_DOTS = ("dot_8x4_pmaddubsw", "dot_8x2_pmaddwd")
-AVX512_DOTS = ("dot_16x4_pmaddubsw", "dot_8x4_pmaddubsw", "dot_16x2_pmaddwd", "dot_8x2_pmaddwd")
+AVX2_DOTS = ("dot_8x4_pmaddubsw", "dot_8x2_pmaddwd", "dot_8x2_int16_pmaddwd")
+AVX512_DOTS = (
+    *("dot_16x4_pmaddubsw", "dot_8x4_pmaddubsw", "dot_16x2_pmaddwd", "dot_8x2_pmaddwd"),
+    *("dot_16x2_int16_pmaddwd", "dot_8x2_int16_pmaddwd"),
+)
 MATRICES = (
     *("mmla_2x4x64_smmla", "mmla_2x4x32_smmla", "mmla_2x4x64_ummla", "mmla_2x4x32_ummla"),
     *("mmla_2x4x32_bfmmla", "mmla_2x4x16_bfmmla", "dot_4x2_bfdot"),

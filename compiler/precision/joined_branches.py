@@ -15,7 +15,8 @@ from tvm.ir import Call, GenericConst
 from compiler.constants.fold import operator_name, static_shape
 from compiler.precision.tables import is_look_up
 
-_PRODUCTS = {"nn.conv1d", "nn.conv2d", "nn.conv3d", "matmul"}
+# Variants (`compiler.variants`) replace products by calls of their kernels.
+_PRODUCTS = {"nn.conv1d", "nn.conv2d", "nn.conv3d", "matmul", "call_tir"}
 _ELEMENTWISE = {"astype", "add", "multiply", "subtract", "maximum", "minimum", "round", "nn.relu"}
 _JOINS = {"add", "multiply", "subtract"}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
@@ -25,6 +26,7 @@ from compiler.importing.model import (
 )
 from compiler.target import capability_of, parse_target
 from compiler.variants.floats import Floats
+from compiler.variants.integer_winograd import IntegerWinograd
 from compiler.variants.padded_columns import PaddedColumns
 from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
@@ -58,11 +60,12 @@ GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 def all_variants(target: str, tf32: bool = False) -> tuple[Variant, ...]:
     """Return the variants for a target, plug-ins' variants last. With `tf32`, the variant `tf32` is among
     them if the target's tensor cores know TF32. Raises PluginError."""
-    capability = capability_of(parse_target(target))
+    parsed = parse_target(target)
+    capability = capability_of(parsed)
     if capability:
         own: tuple[Variant, ...] = (Winograd(2), Winograd(4), *VARIANTS, *GPU_VARIANTS)
     else:
-        own = (*CPU_VARIANTS, *VARIANTS)
+        own = (*CPU_VARIANTS, IntegerWinograd(parsed), *VARIANTS)
     if tf32 and capability >= TF32_SINCE:
         own += (Tf32(),)
     return (*own, *(one.value for one in plugins.extensions(plugins.VARIANTS)))
@@ -142,7 +145,8 @@ class VariantModel:
 def _is_comparable(fused: tvm.IRModule, variant: tvm.IRModule) -> bool:
     """Return whether the kernel calls of two modules correspond, in their order in `main`."""
     functions = [name for name, each in fused.functions_items() if isinstance(each, relax.Function)]
-    return len(functions) == 1 and len(kernel_calls(fused)) == len(kernel_calls(variant))
+    own, others = ([call.ty for call in kernel_calls(module)] for module in (fused, variant))
+    return len(functions) == 1 and len(own) == len(others) and all(map(tvm_ffi.structural_equal, own, others))
 
 
 @relax.expr_functor.mutator

@@ -8,7 +8,8 @@ of m x m outputs from a tile of a x a inputs, a = m + 2, with a * a multiplicati
 
 A convolution in three dimensions filters so in two of them, and adds up the depth's products before the last
 transform. The weights are transformed here, once, in double precision. Rounding errors grow with the tile:
-about 1e-6 of the largest output for m = 2, 1e-5 for m = 4.
+about 1e-6 of the largest output for m = 2, 1e-5 for m = 4. `compiler.variants.integer_winograd` computes
+bytes without rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,19 @@ MIN_PIXELS = {2: 8, 4: 24}
 # By tile size, the points at which polynomials are evaluated, chosen for the least rounding (Barabasz et al.,
 # 2018).
 POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The element types of transformed tiles and of their products' sums. Transformed weights are scaled, so
+    that the outputs are 2 ** `shift` times too large."""
+
+    tiles: str = FLOAT32
+    sums: str = FLOAT32
+    shift: int = 0
+
+
+FLOATS = Arithmetic()
 
 
 class Winograd:
@@ -83,23 +98,32 @@ class Winograd:
 def applies(call: Call, tile: int, types: Collection[str] = (FLOAT32,)) -> bool:
     """Return whether a call is a convolution for which this tile size is the best.
 
-    It must have stride 1, sums of float32, channels last, 3x3 in height and width, and constant weights of
-    one of the `types`.
+    It must have sums of float32, and constant weights of one of the `types`.
+    """
+    pixels = filtered_pixels(call)
+    return (
+        pixels is not None
+        and _best_tile(pixels) == tile
+        and str(call.args[1].value.dtype) in types
+        and str(call.ty.dtype) == FLOAT32
+    )
+
+
+def filtered_pixels(call: Call) -> int | None:
+    """Return the pixels in the shorter direction of a convolution's images. None unless it has stride 1,
+    channels last, enough of them, 3x3 in height and width, and constant weights.
     """
     layouts = LAYOUTS.get(getattr(call.op, "name", ""))
     if layouts is None or not isinstance(call.args[1], GenericConst):
-        return False
+        return None
     attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
-    return (
-        result is not None
-        and layouts == (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    fits = (
+        layouts == (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
         and tuple(weight.shape[-4:-2]) == (KERNEL, KERNEL)
         and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
         and min(weight.shape[-2:]) >= MIN_CHANNELS
-        and _best_tile(min(result[-3:-1])) == tile
-        and str(weight.dtype) in types
-        and str(call.ty.dtype) == FLOAT32
     )
+    return min(result[-3:-1]) if fits and result is not None else None
 
 
 def _best_tile(pixels: int) -> int | None:
@@ -108,7 +132,9 @@ def _best_tile(pixels: int) -> int | None:
     return max((tile for tile, fewest in MIN_PIXELS.items() if pixels >= fewest), default=None)
 
 
-def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile: int) -> te.Tensor:
+def convolution(
+    data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile: int, arithmetic: Arithmetic = FLOATS
+) -> te.Tensor:
     """Compute a convolution of stride 1 from transformed weights.
 
     data: [n, h, w, inputs], weight: [a, a, inputs, outputs], padding: top, left, bottom, right; the result is
@@ -126,7 +152,10 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     )
     rows, columns = -(-height // tile), -(-width // tile)
     inverse_matrix, data_matrix = (
-        _constant(matrix, name) for matrix, name in zip(matrices(tile), "AB", strict=False)
+        _constant(matrix, name, dtype)
+        for matrix, name, dtype in zip(
+            matrices(tile), "AB", (arithmetic.sums, arithmetic.tiles), strict=False
+        )
     )
     beyond = (*(0 for _ in depths), rows * tile - height, columns * tile - width)
     padded = topi.nn.pad(
@@ -134,7 +163,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     )
 
     def pixel(*place: Any) -> Any:
-        return padded[place] if str(data.dtype) == FLOAT32 else padded[place].astype(FLOAT32)
+        return padded[place].astype(arithmetic.tiles)
 
     # The inner sum of a transform's two sums is written out. TVM then compiles the kernel in half the time,
     # and LLVM computes what several outputs of a tile share only once.
@@ -159,7 +188,8 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     def multiply(e: Any, v: Any, n: Any, *place: Any) -> Any:
         *d, p, q, o = place
         behind = (at + tap for at, tap in zip(d, k, strict=True))
-        return te.sum(transformed[e, v, n, *behind, p, q, c] * weight[e, v, *k, c, o], axis=[*k, c])
+        factors = transformed[e, v, n, *behind, p, q, c], weight[e, v, *k, c, o]
+        return te.sum(operator.mul(*(each.astype(arithmetic.sums) for each in factors)), axis=[*k, c])
 
     products = te.compute((edge, edge, batch, *slices, rows, columns, outputs), multiply, name="products")
     e = te.reduce_axis((0, edge), "e")
@@ -176,12 +206,13 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
 
     def gather(n: Any, *place: Any) -> Any:
         *d, h, w, o = place
-        return outputs_by_tile[n, *d, h // tile, h % tile, w // tile, w % tile, o]
+        result = outputs_by_tile[n, *d, h // tile, h % tile, w // tile, w % tile, o]
+        return result >> tirx.const(arithmetic.shift, arithmetic.sums) if arithmetic.shift else result
 
     return te.compute((batch, *slices, height, width, outputs), gather, name="convolution")
 
 
-def _constant(matrix: NDArray[np.float64], name: str) -> te.Tensor:
+def _constant(matrix: NDArray[np.float64], name: str, dtype: str) -> te.Tensor:
     """Compute a matrix from the positions of its elements.
 
     TVM folds these sums as soon as the loops around are unrolled. The nested selections of topi's
@@ -191,7 +222,7 @@ def _constant(matrix: NDArray[np.float64], name: str) -> te.Tensor:
     def entry(row: Any, column: Any) -> tirx.Expr:
         place = row * matrix.shape[1] + column
         return _written_sum(
-            tirx.Cast("float32", place == at) * tirx.const(float(value), "float32")
+            tirx.Cast(dtype, place == at) * tirx.const(value.item(), dtype)
             for at, value in enumerate(matrix.flat)
             if value
         )

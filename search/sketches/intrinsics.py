@@ -93,6 +93,8 @@ INTRINSICS = [
     Intrinsic("dot_8x4_pmaddubsw", 8, 4, "uint8", "int8", "int32", ("avx2",), narrow=True),
     Intrinsic("dot_16x2_pmaddwd", 16, 2, "int16", "int8", "int32", ("avx512bw",)),
     Intrinsic("dot_8x2_pmaddwd", 8, 2, "int16", "int8", "int32", ("avx2",)),
+    Intrinsic("dot_16x2_int16_pmaddwd", 16, 2, "int16", "int16", "int32", ("avx512bw",)),
+    Intrinsic("dot_8x2_int16_pmaddwd", 8, 2, "int16", "int16", "int32", ("avx2",)),
     Intrinsic("mmla_2x4x64_smmla", 4, 64, "int8", "int8", "int32", ("i8mm",), tall=2, steps=8),
     Intrinsic("mmla_2x4x32_smmla", 4, 32, "int8", "int8", "int32", ("i8mm",), tall=2, steps=4),
     Intrinsic("mmla_2x4x64_ummla", 4, 64, "uint8", "uint8", "int32", ("i8mm",), tall=2, steps=8),

@@ -28,6 +28,7 @@ from compiler.importing.values import Node, Value
 from compiler.precision import quantized
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
+from compiler.variants.choice import VariantModel
 from compiler.verifying.imported import verify
 from compiler.verifying.layers import compare
 from compiler.workload import from_json
@@ -550,6 +551,45 @@ def test_quantized_values_may_differ_by_a_step_only_near_the_middle() -> None:
     assert compare(wanted, off, wanted < 50) == "1 of 200 values are off by more than a step"
 
 
+def _residual_block() -> tuple[bytes, dict[str, Any]]:
+    """A block of a ResNet that changes its channels."""
+    graph = Quantized("uint8", 0, NARROW)
+
+    def product(x: str, kernel: int, inputs: int) -> str:
+        weight = graph.weight(32, inputs, kernel, kernel, axis=0)
+        return graph.node("Conv", x, weight, pads=[kernel // 2] * 4, kernel_shape=[kernel] * 2)
+
+    x = graph.bytes_of(graph.node("Relu", graph.bytes_of("x")))
+    inner = graph.bytes_of(graph.node("Relu", product(x, 3, 16)), 50 * SCALE)
+    joined = graph.node(
+        "Add", graph.bytes_of(product(inner, 3, 32), 150 * SCALE), graph.bytes_of(product(x, 1, 16), SCALE)
+    )
+    shapes = {"x": (1, 16, 9, 8)}
+    return graph.model(shapes, graph.bytes_of(graph.node("Relu", joined), 150 * SCALE)), shapes
+
+
+@needs_avx2
+def test_a_quantized_block_is_the_same_to_the_last_bit_by_winograd() -> None:
+    model, shapes = _residual_block()
+    variants = VariantModel.of(read_onnx(model, {}), HASWELL.target)
+    others = [task for task in variants.tasks() if task.variant]
+    assert {task.variant for task in others} == {"winograd_2_int16"}
+    assert all(task.exact for task in others)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) * 5 for shape in shapes.values()]
+    expected = _run(variants.fused, inputs, HASWELL.target)
+    assert len(np.unique(expected)) > 20
+    for task in others:
+        module = variants.choose([task.workload_hash])
+        assert np.array_equal(_run(module, inputs, HASWELL.target), expected)
+        assert "dot_8x2_int16_pmaddwd" in _intrinsics_of(task.module_json, HASWELL)
+
+
+def test_dot_products_of_bytes_are_not_replaced_by_winograd() -> None:
+    model, _ = _residual_block()
+    assert not any(task.variant for task in VariantModel.of(read_onnx(model, {}), VNNI).tasks())
+
+
 def _verify(model: bytes) -> None:
     file = read_file(model, {})
     assert len(list(verify(file, import_file(file), DEVICE.target, DEVICE.target))) >= 2
@@ -590,8 +630,11 @@ def _without_kernels_of_bytes(model: bytes) -> Callable[[None, dict[str, Any]], 
 def _intrinsics(model: bytes, device: Device) -> set[str]:
     """Return the names of the dot products of the sketches of all subgraphs."""
     tasks = extract_tasks(fuse(read_onnx(model, {}), device.target))
-    dags = [read_dag(from_json(task.module_json)) for task in tasks]
-    sketches = [sketch for dag in dags for sketch in generate(dag, device)]
+    return set().union(*(_intrinsics_of(task.module_json, device) for task in tasks))
+
+
+def _intrinsics_of(workload: str, device: Device) -> set[str]:
+    sketches = generate(read_dag(from_json(workload)), device)
     return {stage.intrinsic for sketch in sketches for stage in sketch.stages if stage.intrinsic}
 
 

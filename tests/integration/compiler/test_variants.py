@@ -14,6 +14,7 @@ from tvm import relax, te
 from compiler.importing.model import RelaxModel, extract_tasks, read_onnx
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
+from compiler.variants import integer_winograd
 from compiler.variants.choice import VariantModel
 from compiler.variants.winograd import convolution, matrices, transform_weights
 from compiler.workload import from_json
@@ -81,6 +82,40 @@ def test_winograd_tiles_agree_with_the_convolution(
     found = tvm.runtime.empty(expected.shape, "float32")
     compiled["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(transformed), found)
     assert np.abs(found.numpy() - expected).max() <= allowed * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [((1, 8, 8, 16), 16, (1, 1, 1, 1)), ((2, 9, 11, 5), 3, (0, 2, 1, 0))],
+)
+def test_winograds_transforms_of_bytes_are_exact(
+    dtype: str, shape: tuple[int, ...], outputs: int, padding: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    limits = np.iinfo(dtype)
+    # A half of all values are the least and the greatest.
+    data = rng.choice([*range(limits.min, limits.max + 1), *[limits.min, limits.max] * 128], shape)
+    weight = rng.choice([*range(-128, 128), *[-128, 127] * 128], (3, 3, shape[-1], outputs))
+    transformed = integer_winograd.transform_weights(weight, integer_winograd.LARGEST[dtype])
+    assert transformed is not None
+    x, w = te.placeholder(shape, dtype, "x"), te.placeholder(transformed.shape, "int16", "w")
+    result = convolution(x, w, padding, integer_winograd.TILE, integer_winograd.INTEGERS)
+    compiled = tvm.compile(te.create_prim_func([x, w, result]), tvm.target.Target("llvm"))
+    expected = _correlation(data, weight, padding)
+    found = tvm.runtime.empty(expected.shape, "int32")
+    compiled["main"](tvm.runtime.tensor(data.astype(dtype)), tvm.runtime.tensor(transformed), found)
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_weights_whose_sums_may_exceed_32_bits_are_not_transformed() -> None:
+    """Equal weights become 2, 1, 3 and 2 times as large in each direction, inputs up to twice, and an output
+    is the sum of 2, 1 and 3 or of 1, 3 and 2.
+    """
+    channels = 2**31 // (36 * 127 * 4 * 255)
+    for more, is_transformed in ((0, True), (1, False)):
+        weight = np.full((3, 3, channels + more, 1), 127, np.int8)
+        assert (integer_winograd.transform_weights(weight, 255) is not None) == is_transformed
 
 
 @pytest.mark.parametrize(

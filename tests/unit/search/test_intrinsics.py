@@ -175,6 +175,8 @@ def test_columns_that_the_subgraph_computes_are_not_rearranged() -> None:
         (NEW_BOARD, ("int8", "int8", "int32"), "mmla_2x4x64_smmla"),
         (NEW_BOARD, ("uint8", "uint8", "int32"), "mmla_2x4x64_ummla"),
         (NEW_BOARD, ("bfloat16", "bfloat16", "float32"), "mmla_2x4x32_bfmmla"),
+        (HASWELL, ("int16", "int16", "int32"), "dot_8x2_int16_pmaddwd"),
+        (SKYLAKE_X, ("int16", "int16", "int32"), "dot_16x2_int16_pmaddwd"),
         (OLD_BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_neon"),
         (OLD_BOARD, ("uint8", "uint8", "int32"), None),
     ],
@@ -365,14 +367,18 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
         (U8_S8, 4, "int8", GENOA),
         ({"a": "bfloat16", "b": "bfloat16", "matmul": "float32"}, 2, "dotbfloat16", GENOA),
         ({"a": "int16", "b": "int8", "matmul": "int32"}, 2, "dotint16", SKYLAKE_X),
+        ({"a": "int16", "b": "int16", "matmul": "int32"}, 2, "dotint16", SKYLAKE_X),
     ],
-    ids=["bytes", "bfloat16", "int16"],
+    ids=["bytes", "bfloat16", "widened", "int16"],
 )
 def test_the_estimate_takes_an_instructions_own_rate(
     types: dict[str, str], depth: int, rate: str, device: Device
 ) -> None:
     """At half the rate, 16 accumulators take as many cycles as twice the instructions would."""
-    (name,) = (one.name for one in INTRINSICS if one.rate == rate and one.lanes == 16)
+    columns = types["b"]
+    (name,) = (
+        one.name for one in INTRINSICS if one.rate == rate and one.lanes == 16 and one.columns == columns
+    )
     graph = _matmul(32, 32, 64 * depth, dtypes=types, constants=("b",))
     sketch = sketch_of(graph, f"tile matmul SSRSRS of {name}", device)
     program = program_of(sketch, matmul={"i": (4, 1, 1, 8), "j": (1, 1, 1, 2), "k": (1, 64), "unroll": 0})
