@@ -26,6 +26,7 @@ Expr = Any
 _Function = Callable[[Expr], Expr]
 
 MANTISSA_BITS = 23
+EXPONENT_BIAS = 127
 SMALLEST_NORMAL = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 # Adding this to a small number leaves the nearest integer in the lowest bits of the mantissa.
@@ -36,6 +37,10 @@ SQRT_HALF_BITS = 0x3F3504F3
 
 # exp(r) = 1 + r + r² p(r) for |r| <= ln(2) / 2, highest power first (Cephes, expf.c).
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# exp(-r) = 1 - r + r² p(r) for |r| <= ln(2) / 2, for sigmoid, highest power first. Fitted like those of tanh.
+SIGMOID_EXP = (1.3814540e-3, -8.3687451e-3, 4.1668390e-2, -1.6666520e-1, 4.9999993e-1)
+# Beyond the first, exp(-x) is 2^128, which is no float32. Beyond the other, it is less than half an ulp of 1.
+SIGMOID_LOW, SIGMOID_HIGH = -89.0, 88.0
 # log(1 + f) = f - f² / 2 + f³ p(f) for sqrt(1/2) <= 1 + f < sqrt(2) (Cephes, logf.c).
 LOG = (
     7.0376836292e-2,
@@ -150,6 +155,27 @@ def _scaled_exp(
     return Select(x <= _f32(highest), Select(x < _f32(lowest), _f32(0.0), inside), overflow_or_nan)
 
 
+def _sigmoid(x: Expr) -> Expr:
+    """1 / (1 + 2^n exp(-r)), where -x = n ln 2 - r. The 2^128 of small x becomes infinity, and its inverse 0.
+
+    The bits of 2^n are computed from those of the rounded n, and multiplied: this keeps NaN.
+    """
+    rounder = _f32(ROUNDER + EXPONENT_BIAS)
+
+    def inverse(x: Expr, rounded: Expr) -> Expr:
+        n = rounded - rounder
+        scale = _float(_bits(rounded) << _i32(MANTISSA_BITS))
+        return _share(
+            x + n * _f32(LN2_HIGH) + n * _f32(LN2_LOW),
+            lambda r: _f32(1.0) / (_f32(1.0) + _polynomial((*SIGMOID_EXP, -1.0, 1.0), r) * scale),
+        )
+
+    def inside(x: Expr) -> Expr:
+        return _share(x * _f32(-1 / math.log(2)) + rounder, lambda rounded: inverse(x, rounded))
+
+    return _share(_clamp(x, SIGMOID_LOW, SIGMOID_HIGH), inside)
+
+
 def _log(x: Expr) -> Expr:
     return _logarithm(x, lambda e, f, tail: (f + (tail + e * _f32(LN2_LOW))) + e * _f32(LN2_HIGH))
 
@@ -199,13 +225,19 @@ def _odd_rational(x: Expr, limit: float, p: Sequence[float], q: Sequence[float])
     def ratio(x: Expr) -> Expr:
         return _share(x * x, lambda square: x * _polynomial(p, square) / _polynomial(q, square))
 
-    return _clamp(_share(_clamp(x, limit), ratio), 1.0)
+    return _clamp(_share(_clamp(x, -limit, limit), ratio), -1.0, 1.0)
 
 
-def _clamp(x: Expr, limit: float) -> Expr:
-    """Clamp to [-limit, limit]. Unlike minimum and maximum, this keeps NaN."""
-    low, high = _f32(-limit), _f32(limit)
-    return _share(x, lambda x: Select(x > high, high, Select(x < low, low, x)))
+def _clamp(x: Expr, lowest: float, highest: float) -> Expr:
+    """Clamp to [lowest, highest]. Unlike minimum and maximum, this keeps NaN."""
+    low, high = _f32(lowest), _f32(highest)
+
+    def clamped(x: Expr) -> Expr:
+        # Each Select is one instruction of x86, because it compares what it returns.
+        raised = Select(x < low, low, x)
+        return Select(raised > high, high, raised)
+
+    return _share(x, clamped)
 
 
 def _rsqrt(x: Expr) -> Expr:
@@ -247,7 +279,7 @@ FUNCTIONS: dict[str, _Function] = {
     "log1p": _log1p,
     "tanh": lambda x: _odd_rational(x, TANH_LIMIT, TANH_P, TANH_Q),
     "erf": lambda x: _odd_rational(x, ERF_LIMIT, ERF_P, ERF_Q),
-    "sigmoid": lambda x: _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x)),
+    "sigmoid": _sigmoid,
     "rsqrt": _rsqrt,
 }
 

@@ -157,6 +157,12 @@ def test_the_coefficients_are_fitted(
     assert np.abs(ours / function(x) - 1).max() < 1e-7
 
 
+def test_the_coefficients_of_the_exponential_are_accurate() -> None:
+    r = np.linspace(-math.log(2) / 2, math.log(2) / 2, 10_000)
+    ours = 1 - r + r * r * np.polyval(np.array(vector_math.SIGMOID_EXP, np.float32), r)
+    assert np.abs(ours * np.exp(r) - 1).max() < 1e-8
+
+
 def test_float64_stays_with_libm() -> None:
     before = _workload("exp", "float64")
     tvm.ir.assert_structural_equal(expand_math(before, NATIVE), before)
