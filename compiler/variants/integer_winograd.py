@@ -21,7 +21,7 @@ from search.sketches.intrinsics import dot_product
 
 TILE = 2
 INTEGERS = Arithmetic("int16", "int32", shift=2)
-MIN_PIXELS = 8
+MIN_PIXELS = 7
 # The largest absolute values of inputs. Wider inputs may not fit into int16 when they are transformed.
 LARGEST = {"uint8": 255, "int8": 128}
 # Any vector of sums divides this number of lanes.

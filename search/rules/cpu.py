@@ -9,6 +9,7 @@ from search.dag import Node, extent_of
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.rules.tensorize import TENSORIZE, feeds_intrinsic
 from search.sketches.attention_blocks import attention_blocks
+from search.sketches.intrinsics import Intrinsic, best_intrinsic, match_roles
 from search.sketches.location import compute_at_of
 from search.sketches.predicates import (
     is_strictly_inlineable,
@@ -21,7 +22,7 @@ from search.sketches.row_blocks import RowBlocks
 from search.sketches.stage import Rfactor, Stage, StageKind
 from search.sketches.variables import rfactor_lanes
 from search.sketches.winograd_blocks import winograd_blocks
-from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled
+from search.stages.cpu import LoopNest, RowBlock, Tiled, Unrolled, extent_in_block
 from search.stages.inlined import Fused, Inlined
 
 TILING = "SSRSRS"
@@ -174,9 +175,16 @@ def compute_in_blocks(state: State) -> list[State]:
 
 
 def follow_blocks(state: State) -> list[State]:
-    """Compute a node in the blocks of its chain."""
+    """Compute a node in the blocks of its chain, by a dot product with constant columns if one matches."""
     stage = _stage_in_blocks(state)
     assert stage is not None
+    intrinsic = best_intrinsic(state.dag, state.current, state.device) if stage.structure == TILING else None
+    if isinstance(intrinsic, Intrinsic) and intrinsic.tall == 1:
+        roles = match_roles(state.dag, state.current, intrinsic)
+        assert roles is not None
+        lanes = extent_in_block(state.current, stage, roles.lane)
+        if state.dag.buffer[roles.columns].constant and lanes % intrinsic.lanes == 0:
+            stage = replace(stage, intrinsic=intrinsic.name)
     return [state.put(stage)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from search.dag import BufferAccess, Dag, Node, extent_of
 from search.sketches.factors import divisors
+from search.sketches.predicates import is_strictly_inlineable
 from search.sketches.row_blocks import RowBlocks
 from search.sketches.stage import StageKind
 
@@ -96,17 +97,27 @@ def _elementwise_behind(dag: Dag, output: Node) -> Iterator[Node]:
 
 
 def _only_producer(dag: Dag, node: Node) -> Node | None:
-    """Return the node whose results are read, other than small constant matrices; None if there are several,
-    or if others read them too."""
+    """Return the node whose results are read, other than elementwise functions of inputs, which are inlined,
+    and small constant matrices. None if there are several, or if others read them too.
+    """
     found = {
         producer.name: producer
         for read in node.reads
-        if (producer := dag.producer.get(read.buffer)) is not None and producer.reads
+        if (producer := dag.producer.get(read.buffer)) is not None and not _is_inlined(dag, producer)
     }
     if len(found) != 1:
         return None
     (producer,) = found.values()
     return producer if dag.consumers(producer) == (node,) and not dag.is_output(producer) else None
+
+
+def _is_inlined(dag: Dag, node: Node) -> bool:
+    """Return whether a node is a constant, or an elementwise function of inputs."""
+    producers = [dag.producer.get(read.buffer) for read in node.reads]
+    return not node.reduction and all(
+        is_strictly_inlineable(node) and (producer is None or _is_inlined(dag, producer))
+        for producer in producers
+    )
 
 
 def _rows(

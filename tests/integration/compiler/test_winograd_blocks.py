@@ -14,6 +14,7 @@ from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
+from compiler.variants.integer_winograd import INTEGERS, TILE
 from compiler.variants.winograd import convolution
 from compiler.workload import to_json
 from search.programs.annotate import sample
@@ -28,6 +29,7 @@ from tests.workloads import module
 DEVICE = replace(detect_device(2), profile=None)
 BUILDER, RUNNER = LocalBuilder(DEVICE.target), LocalRunner(DEVICE.target)
 WEIGHTS = 1
+HASWELL = replace(DEVICE, features=("avx", "avx2", "fma"), vector_bytes=32)
 
 
 def _blocks(sketch: Sketch) -> list[tuple[int, int]]:
@@ -73,6 +75,27 @@ def test_row_blocks_agree_with_the_convolution(case: Case) -> None:
         population = sample(sketch, 64, rng)
         program = population.program(int(rng.integers(len(population))))
         built = BUILDER.build(to_json(workload), lower(workload, program, DEVICE))
+        assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
+        measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
+        assert not measured.error, f"{program}\n{measured.error}"
+
+
+@pytest.mark.skipif("avx2" not in DEVICE.features, reason="this CPU has no AVX2")
+def test_blocks_of_integers_are_dot_products_and_inline_a_residual_of_bytes() -> None:
+    x = te.placeholder((1, 8, 8, 16), "uint8", "x")
+    weight = te.placeholder((4, 4, 16, 32), "int16", "weight")
+    product = convolution(x, weight, (1, 1, 1, 1), TILE, INTEGERS)
+    residual = te.placeholder(product.shape, "uint8", "residual")
+    dequantized = topi.multiply(topi.cast(residual, "float32"), 0.5)
+    result = topi.nn.relu(topi.add(topi.cast(product, "float32"), dequantized))
+    workload = with_constants(module([x, weight, residual, result]), [WEIGHTS])
+    rng = np.random.default_rng(0)
+    found = [sketch for sketch in generate(read_dag(workload), HASWELL) if _blocks(sketch)]
+    assert [blocks for sketch in found for blocks in _blocks(sketch)] == [(2, 1), (4, 1)]
+    for sketch in found:
+        assert [stage.intrinsic for stage in sketch.stages if stage.intrinsic] == ["dot_8x2_int16_pmaddwd"]
+        program = sample(sketch, 64, rng).program(0)
+        built = BUILDER.build(to_json(workload), lower(workload, program, HASWELL))
         assert isinstance(built, BuiltKernel), f"{program}\n{built.error}"
         measured = RUNNER.run(built, to_json(workload), (), best_s=1e-12)
         assert not measured.error, f"{program}\n{measured.error}"
