@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,13 @@ def capability_of(target: tvm.target.Target) -> int:
 
 def target_features(target: tvm.target.Target) -> frozenset[str]:
     """Return the instruction sets of a CPU target as Linux names them; none for other targets."""
-    if target.kind.name != "llvm":
-        return frozenset()
+    return _features(str(target)) if target.kind.name == "llvm" else frozenset()
+
+
+@lru_cache(maxsize=64)
+def _features(text: str) -> frozenset[str]:
+    """Return the instruction sets of a CPU target by its text: LLVM takes 0.2 ms to list them."""
+    target = parse_target(text)
     arch = host_triple(target).partition("-")[0]
     names = {str(name) for name in llvm_get_cpu_features(target)}
     return frozenset(one.word for one in instruction_sets(arch) if one.name in names)

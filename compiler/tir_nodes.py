@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import tvm
@@ -12,14 +12,36 @@ import tvm_ffi
 from tvm.ir import TensorLoad, Var
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
-from tvm.tirx import And, BufferStore, IntImm, IterVar
+from tvm.tirx import And, BufferStore, IntImm, IterVar, SeqStmt
+from tvm_ffi import core
+
+# What `tvm_ffi.structural_walk` calls; that function checks its arguments for longer than a walk over one
+# statement takes.
+_walk = tvm_ffi.get_global_func("ffi.StructuralWalk")
+_item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
+_INNER_FIRST = int(tvm_ffi.WalkOrder.POSTORDER)
 
 
 def find_all(expression: Any, *kinds: type) -> list[Any]:
     """Return every node of one of these kinds below `expression`, inner ones first."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(expression, [(kind, found.append) for kind in kinds])
+    _walk(expression, [(_number(kind), found.append) for kind in kinds], (), _INNER_FIRST)
     return found
+
+
+@cache
+def _number(kind: type) -> int:
+    """Return the number of a class of TVM's objects."""
+    return int(core.TypeSchema.from_annotation(kind).origin_type_index)
+
+
+def statements_of(statement: Any) -> list[Any]:
+    """Return the statements of a sequence, or a list of any other statement."""
+    if not isinstance(statement, SeqStmt):
+        return [statement]
+    sequence = statement.seq
+    # Python's iteration over TVM's arrays takes three times as long.
+    return [_item(sequence, at) for at in range(len(sequence))]
 
 
 def op_name(call: Any) -> str:
@@ -56,7 +78,7 @@ def num_bits(dtype: Any) -> int:
 
 def num_lanes(value: Any) -> int:
     """Return the lanes of a value; 1 for a scalar."""
-    return int(tvm.DataType(str(value.ty.dtype)).lanes)
+    return int(value.ty.dtype.lanes)
 
 
 def num_bytes(value: Any) -> int:

@@ -16,7 +16,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.tirx import AllocBuffer, BufferStore, Cast, FloatImm, PrimFunc, Select
 
 from compiler.codegen.bfloat16_instructions import calls_dot_products
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.tir_nodes import find_all, op_name
 
 # TVM's passes for CPUs up to the one before BF16ComputeLegalize. Only COMPACT can't run a second time.
@@ -101,7 +101,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         function.body,
         [(AllocBuffer, allocate), (BufferStore, store), (TensorLoad, load), (Call, rewrite)],
     )
-    return function.with_body(body)
+    return with_body(function, body)
 
 
 def _reinterpret_once(call: Call) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.ir import Call, StringImm
+from tvm.ir import StringImm
 from tvm.tirx import AttrStmt, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.codegen.tile_instructions import tile_calls
 from compiler.tir_nodes import find_all
 
@@ -82,12 +82,8 @@ def calls_dot_products(function: PrimFunc) -> bool:
 
 def _called(function: PrimFunc) -> set[str]:
     """Return the names of the functions in LLVM's IR that a function calls."""
-    return {
-        str(argument.value)
-        for call in find_all(function.body, Call)
-        for argument in call.args[:1]
-        if isinstance(argument, StringImm) and str(argument.value).startswith(tuple(_FUNCTIONS))
-    }
+    texts = {str(each.value) for each in find_all(function.body, StringImm)}
+    return {text for text in texts if text.startswith(tuple(_FUNCTIONS))}
 
 
 def _import(function: PrimFunc) -> PrimFunc:
@@ -98,4 +94,4 @@ def _import(function: PrimFunc) -> PrimFunc:
         lanes = int(name.removeprefix(prefix))
         text = _FUNCTIONS[prefix].format(name=name, n=lanes, m=2 * lanes, bits=32 * lanes)
         body = AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(text), body)
-    return function.with_body(body) if called else function
+    return with_body(function, body) if called else function

@@ -21,6 +21,7 @@ from compiler.codegen.rewrite import (
     with_distinct_variables,
 )
 from compiler.precision.tables import TABLE_SIZE
+from compiler.tir_nodes import find_all
 
 # The elements that an instruction chooses from, and the difference between the halves of a table.
 SEGMENT, HALF = 16, 128
@@ -51,6 +52,8 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     lanes = next((lanes for lanes, (_, feature) in SHUFFLES.items() if feature in features), 0)
     if not lanes:
         return function
+    if not any(map(_is_table, {load.source for load in find_all(function.body, TensorLoad)})):
+        return function
     taken = map_body(function, (TensorLoad, lambda load: _taken(load, lanes)))
     return taken if taken.same_as(function) else with_distinct_variables(taken)
 
@@ -59,13 +62,9 @@ def place_in_table(value: Any) -> Any | None:
     """Return the vector of bytes by which a value is taken from a table; None for other values."""
     if not isinstance(value, TensorLoad) or len(value.indices) != 1:
         return None
-    [place], [extent] = value.indices, value.source.ty.shape
-    if (
-        str(value.source.ty.dtype) not in OFFSETS
-        or not isinstance(extent, IntImm)
-        or int(extent) != TABLE_SIZE
-    ):
+    if not _is_table(value.source):
         return None
+    [place] = value.indices
     offset = 0
     while isinstance(place, Add):
         place, added = (place.b, place.a) if isinstance(place.a, Broadcast) else (place.a, place.b)
@@ -76,6 +75,14 @@ def place_in_table(value: Any) -> Any | None:
         return None
     dtype = str(tvm.DataType(str(place.value.ty.dtype)).with_lanes(1))
     return place.value if OFFSETS.get(dtype) == offset else None
+
+
+def _is_table(buffer: Any) -> bool:
+    """Return whether a buffer has the type and the size of a table."""
+    if str(buffer.ty.dtype) not in OFFSETS or len(buffer.ty.shape) != 1:
+        return False
+    [extent] = buffer.ty.shape
+    return isinstance(extent, IntImm) and int(extent) == TABLE_SIZE
 
 
 def taken_by(load: TensorLoad, vector: Any) -> TensorLoad:

@@ -40,6 +40,7 @@ _NOT_FOR_CPUS = (
     "s_tir.VerifyVTCMLimit",
     "tirx.CommonSubexprElim",
     "tirx.RemoveNoOp",
+    "tirx.SplitHostDevice",
 )
 
 

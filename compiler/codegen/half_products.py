@@ -30,7 +30,7 @@ from tvm.tirx import (
     Var,
 )
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.target import target_features
 from compiler.tir_nodes import find_all, num_lanes
 from search.sketches.half_products import BLOCK_TERMS, HALF_ARITHMETIC, LONG_PRODUCTS
@@ -90,7 +90,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         return _by_long_products(function)
     body = tvm_ffi.structural_map(function.body, (For, _loop_in_blocks))
     # These are steps of a reduction that is completely unrolled.
-    return function.with_body(tvm_ffi.structural_map(body, (SeqStmt, _steps_in_blocks)))
+    return with_body(function, tvm_ffi.structural_map(body, (SeqStmt, _steps_in_blocks)))
 
 
 def _by_long_products(function: PrimFunc) -> PrimFunc:
@@ -110,7 +110,7 @@ def _by_long_products(function: PrimFunc) -> PrimFunc:
     body = tvm_ffi.structural_map(function.body, (BufferStore, multiply))
     for lanes in sorted(used):
         body = AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_function(lanes)), body)
-    return function.with_body(body)
+    return with_body(function, body)
 
 
 def _function(lanes: int) -> str:

@@ -17,7 +17,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
 from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_distinct_variables, with_loop_body
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_distinct_variables, with_loop_body
 from compiler.tir_nodes import conjunction, contains, find_all, op_name, reads_itself, step_of
 from search.cost.border_tiles import MAX_SUMS
 
@@ -46,10 +46,10 @@ def split_interior(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    if not any(op_name(call) == "if_then_else" for call in find_all(function.body, Call)):
+    kinds = _kinds(function.body)  # every loop around a store visits it
+    if _StoreKind.CONDITIONAL_SUM not in kinds.values():
         return function
     split: list[Any] = []  # the sums of the tiles that were split
-    kinds: dict[BufferStore, _StoreKind] = {}  # every loop around a store visits it
 
     def visit(loop: For) -> For:
         stores = find_all(loop.body, BufferStore)
@@ -70,7 +70,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     body = tvm_ffi.structural_map(function.body, (For, visit))
     if not split:
         return function
-    return with_distinct_variables(function.with_body(body))
+    return with_distinct_variables(with_body(function, body))
 
 
 class _StoreKind(Enum):
@@ -81,6 +81,27 @@ class _StoreKind(Enum):
     START = auto()
     CONDITIONAL_SUM = auto()
     OTHER = auto()
+
+
+def _kinds(body: Any) -> dict[BufferStore, _StoreKind]:
+    """Return what each store of a body does."""
+    kinds: dict[BufferStore, _StoreKind] = {}
+    # Since the last store, also in conditions and indices.
+    loads: list[TensorLoad] = []
+    calls: list[Call] = []
+
+    def see(store: BufferStore) -> None:
+        if not loads:
+            kinds[store] = _StoreKind.START
+        elif any(op_name(call) == "if_then_else" for call in calls):
+            kinds[store] = _kind(store)
+        else:
+            kinds[store] = _StoreKind.OTHER if find_all(store.value, TensorLoad) else _StoreKind.START
+        loads.clear()
+        calls.clear()
+
+    tvm_ffi.structural_walk(body, [(TensorLoad, loads.append), (Call, calls.append), (BufferStore, see)])
+    return kinds
 
 
 def _kind(store: BufferStore) -> _StoreKind:

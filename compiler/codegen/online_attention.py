@@ -19,7 +19,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer
 from tvm.tirx import BufferStore, Cast, Evaluate, For, ForKind, IfThenElse, IterVar, PrimFunc, SeqStmt, Var
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.precision.tf32 import multiplies_rounded, without_rounding
 from compiler.tir_nodes import find_all, op_name
 from core.job import TF32
@@ -118,7 +118,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         return function
     writers = {block.writes[0].source: block for block in blocks.values() if len(block.writes) == 1}
     sizes = Sizes(*map(int, marked[0].annotations[ONLINE_ATTENTION]))
-    return function.with_body(_Kernel(Attention.of(marked[0], writers), sizes).body())
+    return with_body(function, _Kernel(Attention.of(marked[0], writers), sizes).body())
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from compiler.codegen.rewrite import (
     shuffled,
     with_distinct_variables,
 )
-from compiler.tir_nodes import contains, find_all, num_lanes
+from compiler.tir_nodes import contains, find_all, num_lanes, statements_of
 
 # Results of int32 in a vector, and vectors in a group.
 LANES, GROUP = 8, 4
@@ -80,6 +80,8 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     features = features_of(function)
     if "avx2" not in features or "avx512f" in features:
         return function
+    if not any(_vectors(store) for store in find_all(function.body, BufferStore)):
+        return function
     packed = map_body(function, [(For, _unrolled), (SeqStmt, _in_groups)])
     if packed.same_as(function) or not find_all(packed.body, Let):
         return packed
@@ -114,8 +116,9 @@ def _unrolled(loop: For) -> Any:
 
 def _in_groups(sequence: SeqStmt) -> SeqStmt:
     """Return a sequence in which groups of successive stores are computed together."""
-    statements = [each for run in _runs(sequence.seq) for each in _packed(run)]
-    is_same = len(statements) == len(sequence.seq)
+    before = statements_of(sequence)
+    statements = [each for run in _runs(before) for each in _packed(run)]
+    is_same = len(statements) == len(before)
     return sequence if is_same else SeqStmt(statements)
 
 
@@ -162,7 +165,7 @@ def _vectors(statement: Any) -> int:
 
 def _conversion(statement: Any) -> Cast | None:
     """Return the conversion of what a statement stores, or by which it takes it from a table."""
-    if not isinstance(statement, BufferStore):
+    if not isinstance(statement, BufferStore) or str(statement.buffer.ty.dtype) not in BYTES:
         return None
     places = place_in_table(statement.value)
     value = statement.value if places is None else places

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm.ir import Var
 from tvm.tirx import BufferStore, For, IfThenElse, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_distinct_variables, with_loop_body
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_distinct_variables, with_loop_body
 from compiler.tir_nodes import conjunction, contains, find_all, reads_itself
 from search.cost.border_tiles import MAX_SUMS
 
@@ -59,7 +59,7 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
         return loop
 
     body = tvm_ffi.structural_map(function.body, (For, split))
-    return with_distinct_variables(function.with_body(body))
+    return with_distinct_variables(with_body(function, body))
 
 
 def _checks(body: Any) -> list[Any]:

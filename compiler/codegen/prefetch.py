@@ -35,8 +35,8 @@ from tvm.tirx import (
     Var,
 )
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
-from compiler.tir_nodes import contains, find_all, num_lanes, op_name
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_loop_body
+from compiler.tir_nodes import contains, find_all, num_lanes, op_name, statements_of
 
 # How far ahead of a load to prefetch: the bytes that a core multiplies during one memory access.
 AHEAD_BYTES = 8192
@@ -108,7 +108,8 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
             rows[innermost] += _rows(load)
     if not rows:
         return function
-    around = dict(_loops_around(function.body, loops))
+    numbers = {loop.loop_var: at for at, loop in reversed(list(enumerate(loops)))}
+    around = dict(_loops_around(function.body, loops, numbers))
     calls: defaultdict[int, list[Any]] = defaultdict(list)
     for innermost, found in rows.items():
         lines = list(_one_a_line(_read_first(found, loops)))
@@ -116,38 +117,30 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
             calls[at].append(call)
 
     def prefetch(loop: For) -> For:
-        at = _number(loop, loops)
+        at = numbers[loop.loop_var]
         if at not in calls:
             return loop
         # At the end of the body, its variables are bound.
-        statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
-        return with_loop_body(loop, SeqStmt([*statements, *calls[at]]))
+        return with_loop_body(loop, SeqStmt([*statements_of(loop.body), *calls[at]]))
 
     body = tvm_ffi.structural_map(function.body, (For, prefetch))
-    return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
-
-
-def _number(loop: For, loops: Sequence[For]) -> int:
-    return next(at for at, each in enumerate(loops) if each.loop_var.same_as(loop.loop_var))
+    return with_body(function, AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
 
 
 def _loops_around(
-    statement: Any, loops: Sequence[For], around: tuple[int, ...] = ()
+    body: Any, inner_first: Sequence[For], numbers: Mapping[Var, int]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the number of each loop in a statement, and the numbers of the loops around it, innermost
-    first."""
-    if isinstance(statement, BufferStore | Evaluate):
-        return
-    if isinstance(statement, For):
-        at = _number(statement, loops)
-        yield at, around
-        around = (at, *around)
-    parts = statement.seq if isinstance(statement, SeqStmt) else [getattr(statement, "body", None)]
-    if isinstance(statement, IfThenElse):
-        parts = [statement.then_case, statement.else_case]
-    for part in parts:
-        if part is not None:
-            yield from _loops_around(part, loops, around)
+    """Yield the number of each loop in a body, and the numbers of the loops around it, innermost first."""
+    outer_first: list[For] = []
+    tvm_ffi.structural_walk(body, (For, outer_first.append), order="pre")
+    ended = 0
+    around: list[For] = []  # innermost first
+    for loop in outer_first:
+        while around and around[0].same_as(inner_first[ended]):
+            around.pop(0)
+            ended += 1
+        yield numbers[loop.loop_var], tuple(numbers[each.loop_var] for each in around)
+        around.insert(0, loop)
 
 
 def _prefetches(

@@ -17,7 +17,7 @@ from tvm.ir import TensorLoad
 from tvm.tirx import Add, Bind, BufferStore, Mul, PrimFunc, SeqStmt
 
 from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
-from compiler.tir_nodes import find_all
+from compiler.tir_nodes import find_all, statements_of
 
 
 def share_factors(module: tvm.IRModule) -> tvm.IRModule:
@@ -41,19 +41,19 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
 
 def _share(sequence: SeqStmt) -> SeqStmt:
     terms: dict[Any, list[int]] = defaultdict(list)
-    for at, statement in enumerate(sequence.seq):
+    each_statement = statements_of(sequence)
+    for at, statement in enumerate(each_statement):
         factor = _factor(statement)
         if factor is not None:
             terms[tvm_ffi.StructuralKey(factor)].append(at)
     repeated = {key: places for key, places in terms.items() if len(places) > 1}
     if not repeated:
         return sequence
-    written = [store.buffer for store in find_all(sequence, BufferStore)]
-    statements: list[list[Any]] = [[statement] for statement in sequence.seq]
+    written = {store.buffer for store in find_all(sequence, BufferStore)}
+    statements: list[list[Any]] = [[statement] for statement in each_statement]
     for places in repeated.values():
-        factor = _factor(sequence.seq[places[0]])
-        loads = find_all(factor, TensorLoad)
-        if any(load.source.same_as(buffer) for load in loads for buffer in written):
+        factor = _factor(each_statement[places[0]])
+        if any(load.source in written for load in find_all(factor, TensorLoad)):
             continue
         variable = tirx.Var("factor", factor.ty.dtype)
         statements[places[0]].insert(0, Bind(variable, factor))

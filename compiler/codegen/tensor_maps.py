@@ -21,7 +21,7 @@ from tvm.s_tir import MatchBufferRegion, SBlock
 from tvm.sym import Analyzer
 from tvm.tirx import Bind, Buffer, BufferStore, DeclBuffer, Evaluate, IntImm, PrimFunc, SeqStmt, TensorMapType
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.tir_nodes import find_all, op_name
 from core.trace import TENSOR_MAP
 from search.sketches.warpgroups import MAP_BYTES
@@ -62,7 +62,7 @@ def fetch_by_maps(module: tvm.IRModule) -> tvm.IRModule:
             _Tile.of(block)  # TVM would make another error of one that is raised below
         if not marked:
             return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (SBlock, start)))
+        return with_body(function, tvm_ffi.structural_map(function.body, (SBlock, start)))
 
     return rewrite_prim_funcs(module, rewrite)
 
@@ -207,7 +207,7 @@ def pass_maps(module: tvm.IRModule) -> tvm.IRModule:
     if not maps:
         return module
     return rewrite_prim_funcs(
-        kernels, lambda one: one.with_body(tvm_ffi.structural_map(one.body, (Evaluate, launch)))
+        kernels, lambda one: with_body(one, tvm_ffi.structural_map(one.body, (Evaluate, launch)))
     )
 
 

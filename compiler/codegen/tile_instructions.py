@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, StringImm
 from tvm.tirx import AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, PrimFunc, SeqStmt
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
 from compiler.tir_nodes import contains, find_all
 from search.sketches.tile_products import ROW_BYTES, SIDE, TILE_ROWS, TileProduct, tile_product
 
@@ -74,14 +74,17 @@ def _rewrite(function: PrimFunc) -> PrimFunc:
     texts += [_configuring(product) for product in configurations.values()]
     for text in [*texts, _RELEASING]:
         body = AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(text), body)
-    return function.with_body(body)
+    return with_body(function, body)
 
 
 def tile_calls(
     statement: Any, prefixes: Sequence[str] = (_MULTIPLY, _LOAD, _ADD, _STORE)
 ) -> list[tuple[Call, TileProduct]]:
     """Return all calls that multiply, load or store tiles, with their products."""
-    found = []
+    found: list[tuple[Call, TileProduct]] = []
+    texts = {str(each.value) for each in find_all(statement, StringImm)}
+    if not any(text.startswith(tuple(prefixes)) for text in texts):
+        return found
     for call in find_all(statement, Call):
         name = call.args[0] if call.args else None
         if isinstance(name, StringImm):

@@ -43,10 +43,10 @@ from tvm.tirx import (
     Var,
 )
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_loop_body
+from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_loop_body
 from compiler.constants.packing import PACK
 from compiler.target import is_x86, target_features
-from compiler.tir_nodes import contains, find_all, num_bytes, num_lanes, reads_itself
+from compiler.tir_nodes import contains, find_all, num_bytes, num_lanes, reads_itself, statements_of
 
 # The longest unrolled loop, in instructions.
 MAX_INSTRUCTIONS = 128
@@ -119,7 +119,7 @@ def limit_unrolling(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMo
             steps = next((steps for variable, steps in limits if variable.same_as(loop.loop_var)), None)
             return loop if steps is None else _with_limit(loop, steps)
 
-        return function.with_body(tvm_ffi.structural_map(function.body, (For, annotate)))
+        return with_body(function, tvm_ffi.structural_map(function.body, (For, annotate)))
 
     return rewrite_prim_funcs(module, limit)
 
@@ -261,49 +261,64 @@ def _mark_loops(function: PrimFunc) -> PrimFunc:
     registers = _Registers.of(target)
     on_x86 = is_x86(target)
     packs = str(function.attrs.get("global_symbol")) == _PACK
+    copies = _Copies(registers)
 
     def mark(loop: For) -> For:
         if loop.kind != ForKind.SERIAL:
             return loop
         is_innermost = not find_all(loop.body, For)
         is_marked = (is_innermost and (packs or (on_x86 and _leaves_registers(loop, registers)))) or (
-            _copied(loop, registers) or 0
+            copies.of(loop) or 0
         ) > MAX_INSTRUCTIONS
         if not is_marked:
             return loop
-        statements = loop.body.seq if isinstance(loop.body, SeqStmt) else [loop.body]
-        return with_loop_body(loop, SeqStmt([*statements, Evaluate(tirx.call_extern("int32", _NAME))]))
+        rolled = Evaluate(tirx.call_extern("int32", _NAME))
+        return with_loop_body(loop, SeqStmt([*statements_of(loop.body), rolled]))
 
     body = tvm_ffi.structural_map(function.body, (For, mark))
     if body.same_as(function.body):
         return function
-    return function.with_body(AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
+    return with_body(function, AttrStmt(tirx.const(0), "pragma_import_llvm", StringImm(_FUNCTION), body))
 
 
-def _copied(statement: Any, registers: _Registers) -> float | None:
-    """Return about how many instructions a statement has if all its loops are unrolled.
-
-    Return None if it sums, has a marked loop, or does anything but store vectors.
+class _Copies:
+    """Counts the instructions of statements whose loops are all unrolled. Every loop around a loop asks for
+    its count again.
     """
-    if isinstance(statement, SeqStmt):
-        total = 0.0
-        for each in reversed(list(statement.seq)):  # sums follow their beginnings
-            part = _copied(each, registers)
-            if part is None:
-                return None
-            total += part
-        return total
-    if isinstance(statement, For):
-        body = _copied(statement.body, registers)
-        extent = int(statement.extent) if isinstance(statement.extent, IntImm) else math.inf
-        return None if body is None else body * extent
-    if not isinstance(statement, BufferStore) or reads_itself(statement):
-        return None
-    lanes = num_lanes(statement.value)
-    if lanes == 1:
-        return None
-    vectors = [each for each in find_all(statement.value, *_OPERATIONS) if num_lanes(each) == lanes]
-    return (1 + len(vectors)) * registers.holding(num_bytes(statement.value))
+
+    def __init__(self, registers: _Registers) -> None:
+        self._registers = registers
+        self._of_loops: dict[For, float | None] = {}
+
+    def of(self, statement: Any) -> float | None:
+        """Return about how many instructions a statement has.
+
+        Return None if it sums, has a marked loop, or does anything but store vectors.
+        """
+        if isinstance(statement, BufferStore):
+            return self._of_store(statement)
+        if isinstance(statement, SeqStmt):
+            total = 0.0
+            for each in reversed(statements_of(statement)):  # sums follow their beginnings
+                part = self.of(each)
+                if part is None:
+                    return None
+                total += part
+            return total
+        if not isinstance(statement, For):
+            return None
+        if statement not in self._of_loops:
+            body = self.of(statement.body)
+            extent = int(statement.extent) if isinstance(statement.extent, IntImm) else math.inf
+            self._of_loops[statement] = None if body is None else body * extent
+        return self._of_loops[statement]
+
+    def _of_store(self, store: BufferStore) -> float | None:
+        lanes = num_lanes(store.value)
+        if lanes == 1 or reads_itself(store):
+            return None
+        vectors = [each for each in find_all(store.value, *_OPERATIONS) if num_lanes(each) == lanes]
+        return (1 + len(vectors)) * self._registers.holding(num_bytes(store.value))
 
 
 def _leaves_registers(loop: For, registers: _Registers) -> bool:
