@@ -25,6 +25,7 @@ from compiler.importing.model import (
     kernel_calls,
 )
 from compiler.target import capability_of, parse_target
+from compiler.variants.flat_rows import FlatRows
 from compiler.variants.floats import Floats
 from compiler.variants.integer_winograd import IntegerWinograd
 from compiler.variants.padded_columns import PaddedColumns
@@ -65,7 +66,7 @@ def all_variants(target: str, tf32: bool = False) -> tuple[Variant, ...]:
     if capability:
         own: tuple[Variant, ...] = (Winograd(2), Winograd(4), *VARIANTS, *GPU_VARIANTS)
     else:
-        own = (*CPU_VARIANTS, IntegerWinograd(parsed), *VARIANTS)
+        own = (*CPU_VARIANTS, IntegerWinograd(parsed), FlatRows(parsed), *VARIANTS)
     if tf32 and capability >= TF32_SINCE:
         own += (Tf32(),)
     return (*own, *(one.value for one in plugins.extensions(plugins.VARIANTS)))

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-# Good innermost factors for rows of a register tile, and for vectors.
-GOOD_ROWS = range(4, 17)
+# Good innermost factors for rows of a register tile, and for vectors. With 16 registers, tiles of 7, 11 or 13
+# rows are one vector wide, and load more than they multiply.
+GOOD_ROWS = (4, 5, 6, 9)
+MAX_ROWS = 16
 GOOD_VECTORS = (16, 32, 48, 64)
 # The most that partial tiles may cover, relative to the extent.
 MAX_WASTE = 1.25
@@ -93,10 +95,15 @@ def covers(factors: Sequence[int], extent: int, tail: Tail) -> bool:
     return tail is Tail.ANY or math.prod(outer[:-1]) == 1
 
 
+def allows_partial_rows(extent: int) -> bool:
+    """Return whether tiles of rows may be partial because no divisor of the extent makes a good tile."""
+    return extent > MAX_ROWS and not any(extent % rows == 0 for rows in GOOD_ROWS)
+
+
 def _partial_tiles(extent: int, max_last: int, tail: Tail) -> list[int]:
     """Return the last factors to try that don't divide the extent; none if a good divisor exists."""
-    if tail is Tail.ANY and extent > GOOD_ROWS.stop and not any(extent % rows == 0 for rows in GOOD_ROWS):
-        limit = min(max_last, GOOD_ROWS.stop - 1)
+    if tail is Tail.ANY and allows_partial_rows(extent):
+        limit = min(max_last, MAX_ROWS)
         return [t for t in range(2, limit + 1) if extent % t and -(-extent // t) * t <= MAX_WASTE * extent]
     if tail is Tail.INNER and extent > max_last and extent % GOOD_VECTORS[0]:
         return [t for t in GOOD_VECTORS if t <= max_last]
