@@ -69,7 +69,11 @@ def compile_scheduled(
     the candidate packs ahead of time; None if it packs none. TVM's C++ code may raise any exception class.
     """
     parts = split_packing(scheduled)
+    return compile_functions(parts.module if parts else scheduled, target, check_arguments), parts
+
+
+def compile_functions(module: tvm.IRModule, target: tvm.target.Target, check_arguments: bool) -> Any:
+    """Compile scheduled functions that pack nothing to a tvm.runtime.Executable. See `compile_scheduled`."""
     options = {} if check_arguments else {"tirx.disable_assert": True}
     with target, pass_context(target, **options):  # nvcc is called for the current target
-        module = apply_passes(parts.module if parts else scheduled, target)
-        return tvm.compile(module, target=target, tir_pipeline=PIPELINE), parts
+        return tvm.compile(apply_passes(module, target), target=target, tir_pipeline=PIPELINE)

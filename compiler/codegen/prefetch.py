@@ -21,6 +21,7 @@ from tvm.tirx import (
     AllocBuffer,
     AttrStmt,
     BufferStore,
+    DeclBuffer,
     Evaluate,
     For,
     ForKind,
@@ -35,6 +36,7 @@ from tvm.tirx import (
     Var,
 )
 
+from compiler.codegen.nests import INTERMEDIATE
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_loop_body
 from compiler.tir_nodes import contains, find_all, num_lanes, op_name, statements_of
 
@@ -88,17 +90,21 @@ def prefetch_operands(module: tvm.IRModule) -> tvm.IRModule:
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
     own: list[Any] = []
+    declared: list[DeclBuffer] = []
     loops: list[For] = []
-    streamed = _Streamed(own)
+    streamed = _Streamed(own, function.attrs.get(INTERMEDIATE, ()))
     tvm_ffi.structural_walk(
         function.body,
         [
             (AllocBuffer, lambda each: own.append(each.buffer)),
+            (DeclBuffer, declared.append),
             (For, loops.append),  # inner loops come first
             (TensorLoad, streamed.see_load),
             (BufferStore, streamed.see_store),
         ],
     )
+    # TVM declares buffers over the memory of an allocated one.
+    own += [each.buffer for each in declared if any(contains(own, of) for of in find_all(each.data, Var))]
     rows: defaultdict[int, list[Any]] = defaultdict(list)
     for load in streamed.loads():
         used: list[Any] = []
@@ -223,11 +229,13 @@ def _with_values(line: TensorLoad, values: Mapping[int, Any], loops: Sequence[Fo
 
 class _Streamed:
     """Finds the distinct vector loads from large buffers that are added to sums, in a walk that visits inner
-    nodes first. Loads of the sums themselves don't count, nor those of the function's `own` buffers.
+    nodes first. Loads of the sums themselves don't count, nor those of the function's `own` buffers, nor
+    parameters with the names `intermediate`.
     """
 
-    def __init__(self, own: list[Any]) -> None:
+    def __init__(self, own: list[Any], intermediate: Sequence[str]) -> None:
         self._own = own
+        self._intermediate = frozenset(intermediate)
         self._found: dict[Any, TensorLoad] = {}
         self._is_large: dict[Any, bool] = {}
         self._since_store: list[TensorLoad] = []
@@ -253,7 +261,11 @@ class _Streamed:
 
     def loads(self) -> Iterable[TensorLoad]:
         # Whether a buffer is the function's own is known after the walk.
-        return (load for load in self._found.values() if not contains(self._own, load.source))
+        return (
+            load
+            for load in self._found.values()
+            if load.source.name not in self._intermediate and not contains(self._own, load.source)
+        )
 
     def _streamed(self, loads: Sequence[TensorLoad], store: BufferStore) -> Iterator[TensorLoad]:
         """Yield the loads that may stream, of those that a store adds to its buffer."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from compiler.codegen.compilation import compile_scheduled
+from compiler.codegen.nests import split_nests
 from compiler.codegen.nvcc import last_resources
-from compiler.constants.packing import PackedConstants
+from compiler.constants.packing import PACK, PackedConstants, split_packing
 from compiler.lowering.trace import apply_trace
+from compiler.measuring.compiled_nests import CompiledNests, NestCompiler
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import find_linker, link_library
@@ -40,15 +43,25 @@ ANY_ARCH = "sm_80"
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A candidate compiled to machine code. `packed_constants` describes the constants that its `pack`
-    function packs ahead of time; None if it packs none. `resources` is the GPU compiler's report.
+    """A candidate compiled to machine code. `function` is the `main` of `library`. It is called with
+    `arguments`.
+
+    `packed_constants` describes the constants that the function `pack` packs ahead of time; None if it packs
+    none. `resources` is the GPU compiler's report. `nests` are the loop nests that `function` calls if they
+    were compiled one by one.
     """
 
     library: Any
     function: Any
     build_s: float
     packed_constants: PackedConstants | None = None
+    pack: Any = None
     resources: Resources | None = None
+    nests: CompiledNests | None = None
+
+    def arguments(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the arguments of `function` for a candidate's tensors."""
+        return list(tensors) if self.nests is None else self.nests.arguments(tensors)
 
 
 class LocalBuilder:
@@ -62,27 +75,46 @@ class LocalBuilder:
         if self._target.kind.name == "cuda":
             load_cuda()
         self._workload = lru_cache(maxsize=64)(from_json)
+        self._nests = NestCompiler(self._target)
 
     def build(self, module_json: str, trace: str) -> BuiltKernel | Measurement:
         """Replay a trace on a workload and compile it to run in this process.
 
         The code doesn't check its arguments: types and shapes have to be the workload's.
         """
+        compile_candidate = self._build_gpu if self._target.kind.name == "cuda" else self._build_nests
         start = time.perf_counter()
         try:
-            scheduled = apply_trace(self._workload(module_json), trace)
-            library, packed = compile_scheduled(scheduled, self._target, check_arguments=False)
-            check_llvm(library.mod.inspect_source("ll"))
-            # TVM emits machine code on the first look-up, so the build time includes it.
-            function = library["main"]
-            if self._target.kind.name == "cuda" and not library.mod.imports:
-                # Host code that reads device memory would crash this process.
-                return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
+            built = compile_candidate(apply_trace(self._workload(module_json), trace))
         except Exception as error:  # TVM's C++ code may raise any exception class
             return Measurement(Outcome.BUILD_ERROR, error=_described(error))
-        build_s, resources = time.perf_counter() - start, self._resources()
-        spilled = _spilled(resources, build_s)
-        return spilled or BuiltKernel(library, function, build_s, packed, resources)
+        if isinstance(built, Measurement):
+            return built
+        built = replace(built, build_s=time.perf_counter() - start)
+        return _spilled(built.resources, built.build_s) or built
+
+    def _build_nests(self, scheduled: tvm.IRModule) -> BuiltKernel:
+        packed = split_packing(scheduled)
+        nests = split_nests((packed.module if packed else scheduled)["main"])
+        functions = [nest.function for nest in nests.nests]
+        if packed:
+            functions.append(packed.module[PACK])
+        compiled = self._nests.compile(functions)
+        pack = compiled.pop() if packed else None
+        calls = CompiledNests(nests, tuple(compiled))
+        library = self._nests.call_list
+        return BuiltKernel(library, library["main"], 0.0, packed, pack, nests=calls)
+
+    def _build_gpu(self, scheduled: tvm.IRModule) -> BuiltKernel | Measurement:
+        library, packed = compile_scheduled(scheduled, self._target, check_arguments=False)
+        check_llvm(library.mod.inspect_source("ll"))
+        # TVM emits machine code on the first look-up, so the build time includes it.
+        function = library["main"]
+        if not library.mod.imports:
+            # Host code that reads device memory would crash this process.
+            return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
+        pack = library[PACK] if packed else None
+        return BuiltKernel(library, function, 0.0, packed, pack, last_resources())
 
     def export(self, module_json: str, trace: str) -> KernelLibrary | Measurement:
         """Replay a trace on a workload and compile it to a library for the target's machine."""

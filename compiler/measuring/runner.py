@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +28,7 @@ from tvm import relax
 
 from compiler import fallback
 from compiler.codegen.pipeline import UNTUNED
+from compiler.constants.packing import PACK
 from compiler.gpus import read_attributes
 from compiler.importing.spec import NARROW
 from compiler.importing.values import from_storage
@@ -96,9 +97,9 @@ class LocalRunner:
         try:
             found = KernelLibrary.unpack(packed)
             library = found.load(platform.machine())
-            return BuiltKernel(
-                library, library["main"], found.build_s, found.packed_constants, found.resources
-            )
+            constants = found.packed_constants
+            pack = library[PACK] if constants else None
+            return BuiltKernel(library, library["main"], found.build_s, constants, pack, found.resources)
         except LibraryError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
         except Exception as error:  # TVM's C++ code may raise any exception class
@@ -316,16 +317,17 @@ class LocalRunner:
                 tvm.runtime.empty(shape, dtype, self._device)
                 for shape, dtype in zip(constants_to_pack.shapes, constants_to_pack.dtypes, strict=True)
             ]
-            built.library["pack"](*(arguments[i] for i in constants_to_pack.operands), *packed)
+            built.pack(*(arguments[i] for i in constants_to_pack.operands), *packed)
             for i, tensor in zip(constants_to_pack.operands, packed, strict=True):
                 arguments[i] = tensor
         timer: Timer
+        passed = built.arguments(arguments)
         if self._on_gpu:
-            timer = GraphTimer(built.function, self._device, arguments, constants, self._working_set)
+            timer = GraphTimer(built.function, self._device, passed, constants, self._working_set)
         else:
-            prepare = prepares_caches(constants, self._rewrite)
-            timer = CallTimer(built.library, self._device, arguments, prepare, is_cold=bool(constants))
-        return TimedKernel(built.function, self._device, arguments, timer)
+            prepare = prepares_caches(len(arguments), constants, self._rewrite)
+            timer = CallTimer(built.library, self._device, passed, prepare, is_cold=bool(constants))
+        return TimedKernel(partial(built.function, *passed), self._device, arguments, timer)
 
     @cached_property
     def _rewrite(self) -> Callable[..., None]:

@@ -65,9 +65,9 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """A built candidate with its arguments on the device, and its timer."""
+    """A built candidate with its tensors on the device, and its timer. `function` calls it with them."""
 
-    function: Any
+    function: Callable[[], object]
     device: Any
     arguments: list[Any]
     timer: Timer
@@ -75,7 +75,7 @@ class TimedKernel:
     def call(self) -> float:
         """Return the seconds of one call, with any state of the caches."""
         start = time.perf_counter()
-        self.function(*self.arguments)
+        self.function()
         self.device.sync()
         return time.perf_counter() - start
 
@@ -249,8 +249,11 @@ class WorkingSet:
         return [list(constants), *copies]
 
 
-def prepares_caches(constants: Sequence[int], rewrite: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that brings a CPU's caches into the state in which a network calls a kernel.
+def prepares_caches(
+    count: int, constants: Sequence[int], rewrite: Callable[..., None]
+) -> Callable[..., None]:
+    """Return a function that brings a CPU's caches into the state in which a network calls a kernel. The
+    first `count` arguments are the kernel's tensors.
 
     A network streams its weights, so the arguments at the positions `constants` are flushed. The threads of
     the previous kernels have just written the other arguments, each thread a contiguous part. A kernel whose
@@ -263,7 +266,7 @@ def prepares_caches(constants: Sequence[int], rewrite: Callable[..., None]) -> C
         if constants:
             flush(arguments[0], *(arguments[i] for i in constants))
         # Outputs come last, and inputs were written later.
-        for i, tensor in reversed(list(enumerate(arguments))):
+        for i, tensor in reversed(list(enumerate(arguments[:count]))):
             if i not in constants and (words := _num_bytes(tensor) // 4):
                 rewrite(tensor._create_view((words,), "int32"), 0)
 

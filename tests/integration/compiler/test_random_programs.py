@@ -85,7 +85,7 @@ class _Workload:
     def difference(self, built: BuiltKernel) -> str:
         placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in self.arguments]
         try:
-            built.function(*placed)
+            built.function(*built.arguments(placed))
         except Exception as error:  # TVM's C++ code may raise any exception class
             return f"running: {error}"
         if wrong := self.case.difference(placed[-1].numpy(), self.expected):

@@ -58,7 +58,7 @@ class Machine:
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
         device, arguments = SimpleNamespace(sync=lambda: None), [tvm.runtime.empty((1,))] * 2
-        prepare = timing.prepares_caches(self.constants, lambda *_: None)
+        prepare = timing.prepares_caches(2, self.constants, lambda *_: None)
         timer = CallTimer(SimpleNamespace(mod=self), device, arguments, prepare, bool(self.constants))
         kernel = TimedKernel(self.call, device, arguments, timer)
         return kernel.timed(kernel.call(), best_s)
@@ -228,7 +228,7 @@ def test_threads_write_activations_again_in_order_and_keep_the_values() -> None:
         written.append((words.data_ptr(), int(words.shape[0])))
         kernel(words, zero)
 
-    timing.prepares_caches([2], rewrite)(*tensors)
+    timing.prepares_caches(len(tensors), [2], rewrite)(*tensors)
     sizes = [array.nbytes // 4 for array in arrays]
     assert written == [(tensors[i].data_ptr(), sizes[i]) for i in (4, 3, 1, 0)]
     for tensor, array in zip(tensors, arrays, strict=True):
