@@ -14,6 +14,7 @@ from records.storage.database import Database
 from scheduler.learning.training import Trainer
 from scheduler.metrics import SchedulerMetrics
 from scheduler.model_compiler import CompilerChildren, ModelCompiler
+from scheduler.planning.lookahead import Lookahead
 from scheduler.planning.record_cache import RecordCache
 from scheduler.planning.trial_cache import TrialCache
 from scheduler.settings import SchedulerSettings
@@ -25,11 +26,11 @@ MAX_JOBS = 1000
 
 
 @dataclass(frozen=True)
-class OpenTrials:
-    """The jobs of a group that had more than `enough` open trials at `seen_at`, so that no round was due."""
+class EnoughTrials:
+    """The jobs of a group whose open trials were enough for `lookahead` at `seen_at`, so no round was due."""
 
     job_ids: tuple[str, ...]
-    enough: float
+    lookahead: Lookahead
     seen_at: float
 
 
@@ -38,9 +39,10 @@ class Context:
     """The settings, database and caches of a scheduler's process. `now` returns epoch seconds, `wake` sends a
     wake-up for a job's step, and `scheduler_name` is the holder of claims. The caches only save time, and can
     be rebuilt from the database. `exhausted_at` maps ids of jobs whose search proposed nothing new to the
-    number of trials done at that time, `open_trials` ids of jobs that plan rounds to the open trials that
-    they last had to spare, `tvmscripts_at` ids of jobs to the time at which their TVMScripts were
-    last stored. `signing_key` signs published artifacts, if it is set.
+    number of trials done at that time, `enough_trials` ids of jobs that plan rounds to the last look that
+    found no round due, `planning_s` their ids to the seconds that their last round took, `tvmscripts_at` ids
+    of jobs to the time at which their TVMScripts were last stored. `signing_key` signs published artifacts,
+    if it is set.
     """
 
     settings: SchedulerSettings
@@ -59,7 +61,8 @@ class Context:
         self.trial_cache = TrialCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
         self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_JOBS)
-        self.open_trials: LRUCache[str, OpenTrials] = LRUCache(MAX_JOBS)
+        self.enough_trials: LRUCache[str, EnoughTrials] = LRUCache(MAX_JOBS)
+        self.planning_s: LRUCache[str, float] = LRUCache(MAX_JOBS)
         self.tvmscripts_at: LRUCache[str, float] = LRUCache(MAX_JOBS)
 
     def must_not_disturb(self, session: Session, device: Device) -> bool:

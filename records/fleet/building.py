@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, insert, o
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import DesiredState, WorkerState
+from core.worker import LOST_AFTER_S, DesiredState, WorkerState
 from records.storage.statements import changed, insert_into
 from records.storage.tables import (
     BuilderRow,
@@ -75,6 +75,13 @@ def builders_by_worker(session: Session) -> dict[str, Builder]:
 def is_built_elsewhere() -> ColumnElement[bool]:
     """A condition on JobRow and its DeviceClassRow: devices lease only trials that builders have built."""
     return or_(JobRow.build == Build.BUILDER, has_suitable_builder())
+
+
+def waits_for_builders(session: Session, job_id: str, now: float) -> bool:
+    """Return whether devices lease only those of the job's trials that builders have built."""
+    joined = select(JobRow.id).join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+    found = joined.where(JobRow.id == job_id, is_built_elsewhere())
+    return session.execute(found, {"seen_after": now - LOST_AFTER_S}).first() is not None
 
 
 def has_suitable_builder() -> ColumnElement[bool]:

@@ -39,6 +39,14 @@ class Reservation:
     until: float
 
 
+class Capacity(NamedTuple):
+    """The number of devices of a class, and the trials that they measure in a second together. A device of
+    unknown speed counts as fast as the average; the sum is 0 while none is known."""
+
+    devices: int
+    trials_per_s: float
+
+
 class WorkerNotFound(NotFound):
     """No worker has this id."""
 
@@ -273,14 +281,26 @@ def count_able(session: Session, device_class: str, now: float, silent_s: float 
     """Return how many workers of a device class measure the jobs of anybody: they aren't reserved, and
     haven't been silent for `silent_s`.
     """
-    able = (
+    able = _is_able(device_class, now, silent_s)
+    return session.scalar(select(func.count()).select_from(WorkerRow).where(*able)) or 0
+
+
+def capacity(session: Session, device_class: str, now: float) -> Capacity:
+    """Return the devices of a class that measure the jobs of anybody, and their speed together."""
+    able = _is_able(device_class, now, LOST_AFTER_S)
+    columns = (func.count(), func.count(WorkerRow.trial_s), func.sum(1.0 / WorkerRow.trial_s))
+    devices, known, trials_per_s = session.execute(select(*columns).where(*able)).one()
+    return Capacity(devices, devices * float(trials_per_s) / known if known else 0.0)
+
+
+def _is_able(device_class: str, now: float, silent_s: float) -> tuple[ColumnElement[bool], ...]:
+    return (
         WorkerRow.device_class == device_class,
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
         WorkerRow.desired_state == DesiredState.WORK,
         WorkerRow.last_seen_at > now - silent_s,
         or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until <= now),
     )
-    return session.scalar(select(func.count()).select_from(WorkerRow).where(*able)) or 0
 
 
 def may_lease(session: Session, worker_id: str, session_id: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
@@ -309,6 +309,17 @@ def unfinished(session: Session) -> list[Job]:
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
+class OpenTrials(NamedTuple):
+    """The number of trials that wait for a device, and of those that a device holds."""
+
+    pending: int
+    leased: int
+
+    @property
+    def total(self) -> int:
+        return self.pending + self.leased
+
+
 @dataclass(frozen=True)
 class Queue:
     """The unfinished jobs in one state on one device class (None while it is unknown). The oldest was created
@@ -508,15 +519,19 @@ def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tupl
     return row.trials_issued, row.trials_done
 
 
-def count_open(session: Session, job_ids: Sequence[str]) -> int:
-    """Return the number of trials of some jobs that are pending or leased."""
-    return session.scalar(_select_open(dialect_of(session)), {"jobs": list(job_ids)}) or 0
+def count_open(session: Session, job_ids: Sequence[str]) -> OpenTrials:
+    """Return how many trials of some jobs are pending, and how many are leased."""
+    row = session.execute(_select_open(dialect_of(session)), {"jobs": list(job_ids)}).one()
+    return OpenTrials(row.pending, (row.total or 0) - row.pending)
 
 
 @cache
-def _select_open(dialect: str) -> Select[int]:
-    job = table_of(JobRow).c
-    return select(func.sum(job.trials_issued - job.trials_done)).where(among(dialect, job.id, "jobs"))
+def _select_open(dialect: str) -> Select[int | None, int]:
+    job, trial = table_of(JobRow).c, table_of(TrialRow).c
+    waiting = select(func.count()).where(among(dialect, trial.job_id, "jobs"), trial.state == "pending")
+    total = func.sum(job.trials_issued - job.trials_done).label("total")
+    statement = select(total, waiting.scalar_subquery().label("pending"))
+    return statement.where(among(dialect, job.id, "jobs"))
 
 
 @cache

@@ -9,21 +9,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sqlalchemy.orm import Session
 
+from core.device import Device
 from core.job import EndReason, JobState
 from records import devices
 from records.clock import MAX_SKEW_S
-from records.fleet import workers
+from records.fleet import building, workers
+from records.fleet.workers import Capacity
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import NewTrial
-from scheduler.context import Context, OpenTrials
+from scheduler.context import Context, EnoughTrials
 from scheduler.planning import disturbed, forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_rounds
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.planning.initial_programs import find_initial_programs
 from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
+from scheduler.planning.lookahead import Lookahead
 from scheduler.steps import attempts, onnx_runtime, tvmscripts, waiting_messages
 from search.objectives import EARLY_STOPPING
 from system import tracing
@@ -42,18 +45,18 @@ def has_enough_trials(context: Context, job_id: str) -> bool:
     and there still are. A fleet's leases send many wake-ups a second, and a step takes ten times as long as
     this query. Raises StorageError.
     """
-    last = context.open_trials.get(job_id)
+    last = context.enough_trials.get(job_id)
     if last is None or not 0.0 <= context.now() - last.seen_at < LOOK_INTERVAL_S:
         return False
     with context.database.reading() as session:
-        return jobs.count_open(session, last.job_ids) > last.enough
+        return not last.lookahead.is_due(jobs.count_open(session, last.job_ids))
 
 
 def run(context: Context, job: Job) -> None:
     """Issue the next batch when it is due. End the tuning when a goal is reached or nothing is left to try.
     The first job of a group does this for all jobs. Raises PermanentError if their objective can't be used.
     """
-    max_attempts = context.settings.max_failures
+    max_attempts, began_at = context.settings.max_failures, context.now()
     with context.database.begin() as session:
         onnx_runtime.store_first(session, job)
         group = Group.read(session, job)
@@ -75,6 +78,7 @@ def run(context: Context, job: Job) -> None:
         # Do this now, while devices are busy with the batch.
         for one in group.tuning:
             tvmscripts.store_during_search(context, one)
+        context.planning_s[job.id] = context.now() - began_at
         return
     with context.database.begin() as session:
         is_over = plan.trials or not plan.issuable
@@ -120,17 +124,18 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
             trials.drop_pending(session, job.id, keep_repeats=True)
         return RoundPlan(trials=0, issuable=0, reached=reached)
     left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
-    batch_size = _batch_size(session, context, group, left)
     job_ids = tuple(job.id for job in group.jobs)
-    num_open = jobs.count_open(session, job_ids)
+    open_trials = jobs.count_open(session, job_ids)
     device_class = group.tuning[0].device_class
     assert device_class is not None, "a job that tunes has a device class"
     device = devices.get_class(session, device_class)
-    enough = context.settings.batches_ahead(device) * batch_size
-    if num_open > enough:
+    capacity = workers.capacity(session, device_class, context.now())
+    batch_size = _batch_size(context, capacity.devices, left)
+    lookahead = _lookahead(session, context, group.tuning[0], device, capacity, batch_size)
+    if not lookahead.is_due(open_trials):
         # To count all trials takes longer with each.
-        context.open_trials[group.tuning[0].id] = OpenTrials(job_ids, enough, context.now())
-        return RoundPlan(trials=0, issuable=num_open)
+        context.enough_trials[group.tuning[0].id] = EnoughTrials(job_ids, lookahead, context.now())
+        return RoundPlan(trials=0, issuable=open_trials.total)
     if left > 0 and context.must_not_disturb(session, device):
         return RoundPlan(trials=0, issuable=left)
     budget = read_remaining(session, group)
@@ -150,14 +155,27 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     return RoundPlan(num_trials, issuable, imported, uncovered, searched, reached)
 
 
-def _batch_size(session: Session, context: Context, group: Group, left: int) -> int:
+def _batch_size(context: Context, devices_there: int, left: int) -> int:
     """Return the number of trials of a batch: a few for each device of the class, so that none waits for the
     next one. A small budget is still planned in several batches, because each learns from the one before.
     """
-    device_class = group.tuning[0].device_class
-    devices_there = 0 if device_class is None else workers.count_able(session, device_class, context.now())
     fleet = min(TRIALS_PER_DEVICE * devices_there, int(LARGEST_BATCH * left))
     return max(context.settings.batch_size, fleet)
+
+
+def _lookahead(
+    session: Session, context: Context, planner: Job, device: Device, capacity: Capacity, batch_size: int
+) -> Lookahead:
+    """Return when the next round is due: in time to keep a class's devices busy, as soon as its speed and the
+    time of a round are known. With builders, whose trials devices can't measure yet, batches are counted.
+    """
+    ahead, planning_s = context.settings.batches_ahead(device), context.planning_s.get(planner.id)
+    counted = Lookahead(ahead * batch_size)
+    if not ahead or planning_s is None or not capacity.trials_per_s:
+        return counted
+    if building.waits_for_builders(session, planner.id, context.now()):
+        return counted
+    return Lookahead.during(planning_s, capacity, ahead * context.settings.batch_size)
 
 
 def _reached(session: Session, group: Group, now: float) -> EndReason | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from compiler.lowering.trace import LoweringError, lower
@@ -24,6 +25,7 @@ from records.jobs import jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.trials import FALLBACK, NewTrial, Trial
 from records.schedules.schedules import Record
+from records.storage.tables import WorkerRow
 from scheduler.context import Context
 from scheduler.learning.training import TrainedModel
 from scheduler.planning import batch
@@ -625,3 +627,29 @@ def test_a_batch_grows_with_the_devices_of_the_class(farm: Farm) -> None:
     assert pending(farm) < 16
     plan(farm)
     assert pending(farm) > 20
+
+
+def test_rounds_are_planned_before_a_fleet_runs_out_of_trials(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten devices measure 20 trials a second, and a round takes two seconds, so 80 trials are kept ready."""
+    plan_batch = batch.plan_batch
+
+    def take_two_seconds(*arguments: Any, **named: Any) -> Any:
+        farm.now += 2.0
+        return plan_batch(*arguments, **named)
+
+    monkeypatch.setattr(rounds, "plan_batch", take_two_seconds)
+    farm.restart(plan_ahead=1)
+    with farm.database.begin() as session:
+        for number in range(9):
+            worker = WorkerSession(f"other {number}", f"session {number}", WorkerState.READY, DEVICE)
+            workers.register(session, worker, farm.now)
+    begin(farm, trials=1000)
+    with farm.database.begin() as session:
+        session.execute(update(WorkerRow).values(trial_s=0.5))
+    counts = []
+    for _ in range(8):
+        plan(farm)
+        counts.append(pending(farm))
+    assert counts[-2] == counts[-1] in range(80, 100)
