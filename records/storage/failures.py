@@ -39,6 +39,9 @@ _SQLITE = {
 _RESTARTS = DatabaseFailure("its server stops or starts: try again in a moment")
 _CONFLICT = DatabaseFailure("another process changed the same rows at that moment: try again")
 _DAMAGED = DatabaseFailure("its files are damaged: restore it from a backup")
+_FULL = DatabaseFailure("the disk of its server is full: free some space there and try again", full=True)
+# What a server without space says when it refuses a connection. Such an error has no SQLSTATE.
+_SAYS_FULL = ("No space left on device", "could not write init file")
 # By SQLSTATE.
 _POSTGRESQL = {
     "25006": DatabaseFailure("it can only be read: name its primary server in TUNEFARM_DATABASE_URL"),
@@ -46,9 +49,7 @@ _POSTGRESQL = {
     "40001": _CONFLICT,
     "40P01": _CONFLICT,
     "42501": DatabaseFailure("its user may not do this: make that user the owner of the database"),
-    "53100": DatabaseFailure(
-        "the disk of its server is full: free some space there and try again", full=True
-    ),
+    "53100": _FULL,
     "53200": DatabaseFailure("its server is out of memory: give it more, or run fewer processes"),
     "53300": DatabaseFailure(
         "its server has no connection free: raise max_connections there, or run fewer processes"
@@ -83,6 +84,8 @@ def cause(error: exc.DBAPIError) -> DatabaseFailure | None:
     # Only the first line, because the others may quote rows.
     message = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
     if state is None:
+        if any(words in message for words in _SAYS_FULL):
+            return _FULL
         return DatabaseFailure(
             f"it can't be reached ({message}): check TUNEFARM_DATABASE_URL and that its server runs"
         )

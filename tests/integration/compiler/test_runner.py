@@ -95,8 +95,8 @@ def test_the_message_says_that_llvm_is_at_fault(monkeypatch: pytest.MonkeyPatch)
     def compile_wrongly(*_: Any, **__: Any) -> Any:
         raise RuntimeError("LLVM module verification failed with the following errors:\n%5 = shufflevector")
 
-    monkeypatch.setattr("compiler.measuring.builder.compile_scheduled", compile_wrongly)
-    measurement = BUILDER.build(to_json(matmul(8, 8, 8)), UNSCHEDULED)
+    monkeypatch.setattr("compiler.measuring.compiled_nests.compile_functions", compile_wrongly)
+    measurement = LocalBuilder(DEVICE.target).build(to_json(matmul(8, 8, 8)), UNSCHEDULED)
     assert isinstance(measurement, Measurement)
     assert measurement.error.splitlines()[-1] == LLVM_FAULT
 

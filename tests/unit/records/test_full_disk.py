@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from alembic import command
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, exc, text
 
 from records.jobs import jobs
+from records.storage import failures
 from records.storage.database import Database, StorageError
 from records.storage.schema import alembic_config
 from tests.services import Postgresql
@@ -103,3 +105,19 @@ def test_a_disk_that_is_full_during_a_migration_changes_nothing(
     with database.begin() as session:
         assert jobs.get(session, "job").request.model_name == "net"
     database.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "full"),
+    [
+        ("FATAL:  could not write init file", True),
+        ('FATAL:  could not write to file "pg_stat_tmp/1": No space left on device', True),
+        ("FATAL:  the database system is in recovery mode", False),
+    ],
+)
+def test_a_server_without_space_may_refuse_a_connection(says: str, full: bool) -> None:
+    refused = psycopg.OperationalError(f"connection failed: connection to server failed: {says}")
+    found = failures.cause(exc.OperationalError("", None, refused))
+    assert found is not None
+    assert found.full is full
+    assert ("is full: free some space" in found.words) is full
