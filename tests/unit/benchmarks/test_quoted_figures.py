@@ -219,7 +219,7 @@ def _of_when() -> Iterator[Quote]:
             "element_types_avx2_int8",
             "it takes {:.2f} and {:.2f} times for ResNet-18 and MobileNet-V2",
         ),
-        ("int8w7", "element_types_avx2_int8w7", ": {:.2f} and {:.2f};"),
+        ("int8w7", "element_types_avx2_int8w7", "with , {:.2f} and {:.2f},"),
     ):
         yield Quote(
             "when.md",
