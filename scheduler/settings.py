@@ -26,7 +26,7 @@ class SchedulerSettings(BaseSettings):
                      first free name of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, so that a watchdog can tell whether the process hangs
     metrics_port     where Prometheus finds this process's metrics, on `metrics_host`; none without it
-    plan_ahead       batches kept waiting while one is measured; 0 if the planner shares the worker's
+    plan_ahead       fewest batches kept waiting while one is measured; 0 if the planner shares the worker's
                      cores, because planning would disturb the timing; at least 1 for GPUs
     local_worker     whether a worker is started on this machine together with the scheduler
     trials_per_pick  trials that a task gets each time the allocator picks it
