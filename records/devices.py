@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from sqlalchemy import Select, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.device import Device
@@ -18,6 +18,12 @@ from records.storage.tables import DeviceClassRow, WorkerRow
 
 class DeviceClassNotFound(NotFound):
     """No device class has this key."""
+
+
+def may_work() -> ColumnElement[bool]:
+    """A condition on WorkerRow: the worker is ready or busy, and nobody stopped it. It may be silent."""
+    is_able = WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY))
+    return and_(is_able, WorkerRow.desired_state == DesiredState.WORK)
 
 
 def put_class(session: Session, device: Device, calibrated: bool = False) -> None:
@@ -72,12 +78,8 @@ def resolve_class(
     If the job's token `submitted_by` is given, workers that are reserved for another token don't count.
     """
     if target == "native":
-        able = (
-            WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-            WorkerRow.desired_state == DesiredState.WORK,
-        )
         is_there = (WorkerRow.last_seen_at >= now - LOST_AFTER_S, WorkerRow.device_class.is_not(None))
-        keys = select(WorkerRow.device_class).where(*able, *is_there)
+        keys = select(WorkerRow.device_class).where(may_work(), *is_there)
         if submitted_by is not None:
             is_free = or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until <= now)
             keys = keys.where(or_(is_free, WorkerRow.reserved_for == submitted_by))

@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, insert, o
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import LOST_AFTER_S, DesiredState, WorkerState
+from core.worker import LOST_AFTER_S
+from records import devices
 from records.storage.statements import changed, insert_into
 from records.storage.tables import (
     BuilderRow,
@@ -78,7 +79,7 @@ def is_built_elsewhere() -> ColumnElement[bool]:
 
 
 def waits_for_builders(session: Session, job_id: str, now: float) -> bool:
-    """Return whether devices lease only those of the job's trials that builders have built."""
+    """Return whether builders compile the job's trials. Devices then lease no trial that isn't built."""
     joined = select(JobRow.id).join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
     found = joined.where(JobRow.id == job_id, is_built_elsewhere())
     return session.execute(found, {"seen_after": now - LOST_AFTER_S}).first() is not None
@@ -89,8 +90,7 @@ def has_suitable_builder() -> ColumnElement[bool]:
     connected if they may work and were seen after the parameter `seen_after`.
     """
     there = suitable_builders().where(
-        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.desired_state == DesiredState.WORK,
+        devices.may_work(),
         WorkerRow.last_seen_at > bindparam("seen_after"),
     )
     return and_(JobRow.build != Build.DEVICE, there.exists())

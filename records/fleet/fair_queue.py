@@ -21,7 +21,8 @@ from sqlalchemy import ColumnElement, Double, Select, and_, bindparam, case, fun
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED
-from core.worker import LOST_AFTER_S, DesiredState, WorkerState
+from core.worker import LOST_AFTER_S
+from records import devices
 from records.fleet import building, reservations
 from records.storage.statements import ConflictInsert, dialect_of, insert_of, oldest_pending, table_of
 from records.storage.tables import (
@@ -254,8 +255,7 @@ def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
     others = and_(
         WorkerRow.id != worker,
         peers,
-        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.desired_state == DesiredState.WORK,
+        devices.may_work(),
         WorkerRow.last_seen_at > bindparam("seen_after"),
     )
     speeds = select(

@@ -296,8 +296,7 @@ def capacity(session: Session, device_class: str, now: float) -> Capacity:
 def _is_able(device_class: str, now: float, silent_s: float) -> tuple[ColumnElement[bool], ...]:
     return (
         WorkerRow.device_class == device_class,
-        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.desired_state == DesiredState.WORK,
+        devices.may_work(),
         WorkerRow.last_seen_at > now - silent_s,
         or_(WorkerRow.reserved_until.is_(None), WorkerRow.reserved_until <= now),
     )

@@ -55,6 +55,14 @@ def begin(farm: Farm, **request: Any) -> None:
     farm.drain()
 
 
+def register_others(farm: Farm, count: int) -> None:
+    """Register more workers of the farm's device class."""
+    with farm.database.begin() as session:
+        for number in range(count):
+            worker = WorkerSession(f"other {number}", f"session {number}", WorkerState.READY, DEVICE)
+            workers.register(session, worker, farm.now)
+
+
 def pending(farm: Farm) -> int:
     with farm.database.begin() as session:
         return trials.counts(session, "job").pending
@@ -615,10 +623,7 @@ def test_programs_are_shown_once_in_a_while(farm: Farm, monkeypatch: pytest.Monk
 def test_a_batch_grows_with_the_devices_of_the_class(farm: Farm) -> None:
     """Ten devices measure more than a batch while the next is planned. A small budget is divided anyway."""
     farm.restart(plan_ahead=1)
-    with farm.database.begin() as session:
-        for number in range(10):
-            worker = WorkerSession(f"other {number}", f"session {number}", WorkerState.READY, DEVICE)
-            workers.register(session, worker, farm.now)
+    register_others(farm, 10)
     begin(farm, trials=160)
     plan(farm)
     assert pending(farm) == 20
@@ -641,10 +646,7 @@ def test_rounds_are_planned_before_a_fleet_runs_out_of_trials(
 
     monkeypatch.setattr(rounds, "plan_batch", take_two_seconds)
     farm.restart(plan_ahead=1)
-    with farm.database.begin() as session:
-        for number in range(9):
-            worker = WorkerSession(f"other {number}", f"session {number}", WorkerState.READY, DEVICE)
-            workers.register(session, worker, farm.now)
+    register_others(farm, 9)
     begin(farm, trials=1000)
     with farm.database.begin() as session:
         session.execute(update(WorkerRow).values(trial_s=0.5))
