@@ -30,8 +30,7 @@ from tvm.tirx import (
     Var,
 )
 
-from compiler.codegen.rewrite import rewrite_prim_funcs, with_body
-from compiler.target import target_features
+from compiler.codegen.rewrite import features_of, rewrite_prim_funcs, with_body
 from compiler.tir_nodes import find_all, num_lanes
 from search.sketches.half_products import BLOCK_TERMS, HALF_ARITHMETIC, LONG_PRODUCTS
 
@@ -80,11 +79,10 @@ def multiply_halves(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    target = function.attrs.get("target")
-    if target is None or not any(_is_half(cast.value) for cast in find_all(function.body, Cast)):
-        return function
-    features = target_features(target)
+    features = features_of(function)
     if HALF_ARITHMETIC.isdisjoint(features):
+        return function
+    if not any(_is_half(cast.value) for cast in find_all(function.body, Cast)):
         return function
     if LONG_PRODUCTS in features:
         return _by_long_products(function)

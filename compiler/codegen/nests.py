@@ -14,7 +14,7 @@ from tvm.ir import Var, make_node
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import For, IntImm, PrimFunc, SeqStmt
 
-from compiler.tir_nodes import contains, find_all
+from compiler.tir_nodes import find_all
 
 # The name of all nests. They get others when they are compiled.
 NEST = "nest"
@@ -62,22 +62,19 @@ def split_nests(function: PrimFunc) -> Nests:
     root = function.body.block if isinstance(function.body, SBlockRealize) else None
     parts = list(root.body.seq) if root is not None and isinstance(root.body, SeqStmt) else []
     if root is None or not all(isinstance(part, For | SBlockRealize) for part in parts) or not parts:
-        whole = Nest(_named(function), tuple(range(len(function.params))))
-        return Nests((whole,), (), ())
-    used = [find_all(part, Var) for part in parts]
-    shared = [tensor for tensor in root.alloc_buffers if sum(contains(found, tensor) for found in used) > 1]
+        whole = _function(function, function.params, function.body)
+        return Nests((Nest(whole, tuple(range(len(function.params)))),), (), ())
+    used = [set(find_all(part, Var)) for part in parts]
+    shared = [tensor for tensor in root.alloc_buffers if sum(tensor in found for found in used) > 1]
     tensors = [*function.params, *shared]
     nests = []
     for part, found in zip(parts, used, strict=True):
-        operands = tuple(index for index, tensor in enumerate(tensors) if contains(found, tensor))
-        own = [
-            tensor
-            for tensor in root.alloc_buffers
-            if contains(found, tensor) and not contains(shared, tensor)
-        ]
-        arguments = [tensors[index] for index in operands]
-        names = [tensor.name for tensor in arguments if contains(shared, tensor)]
-        nest = _nest(function, root, part, own, arguments).with_attr(INTERMEDIATE, names)
+        operands = tuple(index for index, tensor in enumerate(tensors) if tensor in found)
+        own = [tensor for tensor in root.alloc_buffers if tensor in found and tensor not in set(shared)]
+        block = SBlock([], [], [], root.name_hint, part, alloc_buffers=own, annotations=root.annotations)
+        body = SBlockRealize([], IntImm("bool", 1), block)
+        names = [tensor.name for tensor in shared if tensor in found]
+        nest = _function(function, [tensors[index] for index in operands], body, names)
         nests.append(Nest(nest, operands))
     return Nests(
         tuple(nests),
@@ -86,16 +83,12 @@ def split_nests(function: PrimFunc) -> Nests:
     )
 
 
-def _nest(
-    function: PrimFunc, root: SBlock, part: Any, own: Sequence[Any], operands: Sequence[Any]
+def _function(
+    function: PrimFunc, parameters: Sequence[Any], body: Any, intermediate: Sequence[str] = ()
 ) -> PrimFunc:
-    block = SBlock([], [], [], root.name_hint, part, alloc_buffers=own, annotations=root.annotations)
-    body = SBlockRealize([], IntImm("bool", 1), block)
-    return _named(PrimFunc(operands, body, function.ret_type, attrs=function.attrs))
-
-
-def _named(function: PrimFunc) -> PrimFunc:
-    """Drop the attributes that describe the function's parameters by position, and its own name."""
+    """Return a nest of a function. It doesn't keep the function's name, nor attributes that describe its
+    parameters by their positions.
+    """
     kept = {name: value for name, value in function.attrs.items() if name in _KEPT_ATTRIBUTES}
-    attributes = make_node("ir.DictAttrs", **kept, global_symbol=NEST)
-    return PrimFunc(function.params, function.body, function.ret_type, attrs=attributes)
+    attributes = make_node("ir.DictAttrs", **kept, global_symbol=NEST, **{INTERMEDIATE: intermediate})
+    return PrimFunc(parameters, body, function.ret_type, attrs=attributes)

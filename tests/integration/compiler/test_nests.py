@@ -62,7 +62,7 @@ def _tensors(main: PrimFunc) -> list[Any]:
 
 
 def _scaling(scale: float) -> PrimFunc:
-    """Return a tiny nest that differs from those of other scales."""
+    """Return a tiny nest that multiplies by `scale`."""
     function = doubling_kernel()["main"].with_attr("global_symbol", NEST)
     return function.with_body(
         tvm_ffi.structural_map(function.body, (FloatImm, lambda _: FloatImm("float32", scale)))

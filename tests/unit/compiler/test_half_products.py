@@ -52,7 +52,7 @@ def test_loops_without_enough_terms_convert_their_operands() -> None:
 
 def test_blocks_have_the_sums_of_bounded_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are computed on this machine. Sums of 4,096 terms in halves would be off 30 times as much."""
-    monkeypatch.setattr(half_products, "target_features", lambda _: frozenset({"asimdhp"}))
+    monkeypatch.setattr(half_products, "features_of", lambda _: frozenset({"asimdhp"}))
     rng = np.random.default_rng(0)
     for depth, inner in ((4096, 0), (4096, 8), (48, 12), (34, 0)):
         data, weight = (
