@@ -229,8 +229,8 @@ def _with_values(line: TensorLoad, values: Mapping[int, Any], loops: Sequence[Fo
 
 class _Streamed:
     """Finds the distinct vector loads from large buffers that are added to sums, in a walk that visits inner
-    nodes first. Loads of the sums themselves don't count, nor those of the function's `own` buffers, nor
-    parameters with the names `intermediate`.
+    nodes first. It leaves out the sums themselves, the function's `own` buffers, and the parameters with the
+    names `intermediate`.
     """
 
     def __init__(self, own: list[Any], intermediate: Sequence[str]) -> None:

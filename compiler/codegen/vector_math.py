@@ -158,7 +158,7 @@ def _scaled_exp(
 def _sigmoid(x: Expr) -> Expr:
     """1 / (1 + 2^n exp(-r)), where -x = n ln 2 - r. The 2^128 of small x becomes infinity, and its inverse 0.
 
-    The bits of 2^n are computed from those of the rounded n, and multiplied: this keeps NaN.
+    A shift makes the bits of 2^n from the bits of the rounded n. 2^n is a factor, so NaN stays NaN.
     """
     rounder = _f32(ROUNDER + EXPONENT_BIAS)
 

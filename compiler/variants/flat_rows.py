@@ -55,8 +55,11 @@ class Window:
 
 
 def window_of(call: Call) -> Window | None:
-    """Return how a call reads several axes of rows, of which no good tile is a part, to multiply them by
-    constant weights of float32; None for other calls."""
+    """Return the window of a product or convolution with constant weights of float32, for which one axis of
+    rows is better; None for other calls.
+
+    The rows have several axes, and no good tile of rows divides them.
+    """
     name, result = getattr(call.op, "name", ""), static_shape(call)
     if name not in ("relax.matmul", "relax.nn.conv2d") or not isinstance(call.args[1], GenericConst):
         return None

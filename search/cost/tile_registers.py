@@ -162,7 +162,7 @@ class _Body:
 
     @property
     def chain(self) -> Floats:
-        """[programs]: the steps on the same accumulators before those of another tile."""
+        """[programs]: how many steps in a row use the same accumulators."""
         return self.steps * np.where(self.between == 1, self.outer, 1)
 
     @classmethod

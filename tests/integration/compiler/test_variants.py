@@ -109,8 +109,9 @@ def test_winograds_transforms_of_bytes_are_exact(
 
 
 def test_weights_whose_sums_may_exceed_32_bits_are_not_transformed() -> None:
-    """Equal weights become 2, 1, 3 and 2 times as large in each direction, inputs up to twice, and an output
-    is the sum of 2, 1 and 3 or of 1, 3 and 2.
+    """In each direction, the transform makes four weights of three equal ones: 2, 1, 3 and 2 times as large.
+    Inputs become up to twice as large. An output adds the first three or the last three products, so it
+    grows 2 * (1 + 3 + 2) times, and 144 times in both directions.
     """
     channels = 2**31 // (36 * 127 * 4 * 255)
     for more, is_transformed in ((0, True), (1, False)):
