@@ -31,6 +31,7 @@ from compiler.variants.integer_winograd import IntegerWinograd
 from compiler.variants.padded_columns import PaddedColumns
 from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
+from compiler.variants.subpixel_winograd import SubpixelWinograd
 from compiler.variants.tf32 import OLDEST as TF32_SINCE
 from compiler.variants.tf32 import Tf32
 from compiler.variants.winograd import Winograd
@@ -53,7 +54,7 @@ class Variant(Protocol):
 
 # On CPUs, dot products of bfloat16 compete with fewer products of float32.
 CPU_VARIANTS: tuple[Variant, ...] = tuple(Winograd(tile, (FLOAT32, "bfloat16")) for tile in (2, 4))
-VARIANTS: tuple[Variant, ...] = (Subpixel(), PaddedColumns(), Floats())
+VARIANTS: tuple[Variant, ...] = (Subpixel(), SubpixelWinograd(), PaddedColumns(), Floats())
 # On CPUs, AddRfactor divides sums among the cores. Blocks of a GPU can't wait for each other.
 GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 

@@ -144,7 +144,7 @@ def transposed_convolution(
 
     data: [n, inputs, h, w], weight: as `weights_by_phase` gives it; the result is [n, outputs, h', w'].
     """
-    batch, channels = int(data.shape[0]), int(data.shape[1])
+    batch = int(data.shape[0])
     inputs, outputs = int(weight.shape[4]), int(weight.shape[5])
     channels_first = outputs < min(FEW_OUTPUTS, horizontal.windows)
 
@@ -153,12 +153,7 @@ def transposed_convolution(
 
     before, beyond = (vertical.taps - 1, horizontal.taps - 1), (vertical.beyond, horizontal.beyond)
     if not channels_first:
-        first = data
-        data = te.compute(
-            (batch, vertical.pixels, horizontal.pixels, channels),
-            lambda n, h, w, c: first[n, c, h, w],
-            name="channels_last",
-        )
+        data = channels_last(data)
     padded = topi.nn.pad(data, (0, *arrange(0, *before)), (0, *arrange(0, *beyond)), name="padded")
     i, j = (te.reduce_axis((0, axis.taps), name) for axis, name in ((vertical, "i"), (horizontal, "j")))
     c = te.reduce_axis((0, inputs), "c")
@@ -180,3 +175,9 @@ def transposed_convolution(
         return products[n, h % vertical.phases, w % horizontal.phases, *arrange(o, *window)]
 
     return te.compute((batch, outputs, vertical.results, horizontal.results), result, name="convolution")
+
+
+def channels_last(data: te.Tensor) -> te.Tensor:
+    """Transpose [n, channels, h, w] to [n, h, w, channels]."""
+    batch, channels, *image = data.shape
+    return te.compute((batch, *image, channels), lambda n, h, w, c: data[n, c, h, w], name="channels_last")

@@ -41,9 +41,9 @@ MIN_CHANNELS = 16
 # By tile size, the smallest images in pixels. Transformed weights are 1.8 (2) and 4 times (4) as large as the
 # weights, and each is used once per tile. With few tiles, reading them costs more than their products save.
 MIN_PIXELS = {2: 8, 4: 24}
-# By tile size, the points at which polynomials are evaluated, chosen for the least rounding (Barabasz et al.,
-# 2018).
-POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
+# By the pixels of a tile of inputs in each direction, the points at which polynomials are evaluated, chosen
+# for the least rounding (Barabasz et al., 2018).
+POINTS = {3: (0.0, -1.0), 4: (0.0, -1.0, 1.0), 6: (0.0, -1.0, 1.0, 0.5, -2.0)}
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def convolution(
     )
     rows, columns = -(-height // tile), -(-width // tile)
     inverse_matrix, data_matrix = (
-        _constant(matrix, name, dtype)
+        constant(matrix, name, dtype)
         for matrix, name, dtype in zip(
             matrices(tile), "AB", (arithmetic.sums, arithmetic.tiles), strict=False
         )
@@ -173,7 +173,7 @@ def convolution(
         *d, p, q, c = place
         return te.sum(
             data_matrix[i, e]
-            * _written_sum(
+            * written_sum(
                 pixel(n, *d, tile * p + i, tile * q + j, c) * data_matrix[j, v] for j in range(edge)
             ),
             axis=[i],
@@ -198,7 +198,7 @@ def convolution(
         *d, p, h, q, w, o = place
         return te.sum(
             inverse_matrix[e, h]
-            * _written_sum(products[e, v, n, *d, p, q, o] * inverse_matrix[v, w] for v in range(edge)),
+            * written_sum(products[e, v, n, *d, p, q, o] * inverse_matrix[v, w] for v in range(edge)),
             axis=[e],
         )
 
@@ -212,7 +212,7 @@ def convolution(
     return te.compute((batch, *slices, height, width, outputs), gather, name="convolution")
 
 
-def _constant(matrix: NDArray[np.float64], name: str, dtype: str) -> te.Tensor:
+def constant(matrix: NDArray[np.float64], name: str, dtype: str = FLOAT32) -> te.Tensor:
     """Compute a matrix from the positions of its elements.
 
     TVM folds these sums as soon as the loops around are unrolled. The nested selections of topi's
@@ -221,7 +221,7 @@ def _constant(matrix: NDArray[np.float64], name: str, dtype: str) -> te.Tensor:
 
     def entry(row: Any, column: Any) -> tirx.Expr:
         place = row * matrix.shape[1] + column
-        return _written_sum(
+        return written_sum(
             tirx.Cast(dtype, place == at) * tirx.const(value.item(), dtype)
             for at, value in enumerate(matrix.flat)
             if value
@@ -230,7 +230,7 @@ def _constant(matrix: NDArray[np.float64], name: str, dtype: str) -> te.Tensor:
     return te.compute(matrix.shape, entry, name=name)
 
 
-def _written_sum(terms: Iterable[tirx.Expr]) -> tirx.Expr:
+def written_sum(terms: Iterable[tirx.Expr]) -> tirx.Expr:
     """Return a sum of several terms as one expression."""
     return functools.reduce(operator.add, terms)
 
@@ -244,13 +244,16 @@ def transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDAr
     return np.ascontiguousarray(transformed, dtype=np.float32)
 
 
-def matrices(tile: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at POINTS and at infinity."""
-    points = np.array(POINTS[tile])
-    edge = tile + KERNEL - 1
+def matrices(
+    tile: int, kernel: int = KERNEL
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return A, B and G of F(tile x tile, kernel x kernel) by Cook and Toom: polynomials at POINTS and at
+    infinity."""
+    edge = tile + kernel - 1
+    points = np.array(POINTS[edge])
     infinity = np.eye(edge)[-1:]
     spread = np.array([np.prod(point - np.delete(points, at)) for at, point in enumerate(points)])
     inverse = np.vstack([np.vander(points, tile, increasing=True), infinity[:, -tile:]])
-    weights = np.vstack([np.vander(points, KERNEL, increasing=True) / spread[:, None], infinity[:, -KERNEL:]])
+    weights = np.vstack([np.vander(points, kernel, increasing=True) / spread[:, None], infinity[:, -kernel:]])
     rows = [np.append(np.poly(np.delete(points, at))[::-1], 0.0) for at in range(len(points))]
     return inverse, np.array([*rows, np.poly(points)[::-1]]).T, weights

@@ -104,6 +104,48 @@ def test_each_phase_has_its_own_weights(case: dict[str, Any], weights: tuple[int
     assert f" {'x'.join(map(str, weights))} -> " in task.name
 
 
+@pytest.mark.parametrize(
+    ("weight", "strides", "pads", "extra"),
+    [
+        pytest.param((16, 16, 4, 4), [2, 2], [1, 1, 1, 1], [0, 0], id="four taps"),
+        pytest.param((16, 17, 3, 3), [2, 2], [1, 0, 0, 1], [1, 0], id="three taps"),
+        pytest.param((18, 16, 4, 5), [2, 3], [2, 1, 0, 0], [0, 1], id="unequal strides"),
+    ],
+)
+def test_winograd_filters_agree_with_the_transposed_convolution(
+    weight: tuple[int, ...], strides: list[int], pads: list[int], extra: list[int]
+) -> None:
+    case: dict[str, Any] = {"data": (2, weight[0], 8, 9), "weight": weight, "group": 1}
+    case |= {"strides": strides, "pads": pads, "output_padding": extra}
+    model, values = _model(case)
+    variants = VariantModel.of(read_onnx(model, {}), TARGET)
+    [task] = (task for task in variants.tasks() if task.variant == "subpixel_winograd")
+    assert not task.exact
+    assert read_dag(from_json(task.module_json)).flops > 0, "the search has a form for it"
+    machine = relax.VirtualMachine(
+        relax.build(variants.choose([task.workload_hash]), tvm.target.Target("llvm")), tvm.cpu()
+    )
+    data = np.random.default_rng(0).uniform(-1, 1, case["data"]).astype(np.float32)
+    found, expected = machine["main"](tvm.runtime.tensor(data)).numpy(), _expected(case, data, values)
+    assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({"weight": (16, 16, 6, 6)}, id="nine taps of a phase"),
+        pytest.param({"data": (1, 16, 6, 8)}, id="few windows"),
+        pytest.param({"weight": (16, 8, 4, 4)}, id="few outputs"),
+        pytest.param({"weight": (32, 16, 4, 4), "data": (1, 32, 8, 8), "group": 2}, id="groups"),
+    ],
+)
+def test_other_phases_are_not_filtered_by_winograd(case: dict[str, Any]) -> None:
+    usual = {"data": (1, 16, 8, 8), "weight": (16, 16, 4, 4), "pads": [1, 1, 1, 1], "group": 1}
+    model, _ = _model(usual | {"strides": [2, 2], "output_padding": [0, 0]} | case)
+    tasks = VariantModel.of(read_onnx(model, {}), TARGET).tasks()
+    assert [task.variant for task in tasks if task.variant] == ["subpixel"]
+
+
 def test_dilated_kernels_are_left_alone() -> None:
     builder = Builder()
     y = builder.op("ConvTranspose", "x", builder.weight(4, 4, 3, 3), dilations=[2, 2])
