@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from system.nvcc import find_nvcc
-from tests.cuda_emulator.translate import precompile
+from tests.cuda_emulator.translate import prepare
 
 HERE = Path(__file__).parent
 # Sources of the libraries, by the names under which TVM and nvidia-ml-py look for them.
@@ -68,9 +68,9 @@ def build(folder: Path) -> StandIn:
         if source == "cudart.cc":
             command += [f"-Wl,--version-script={versions}", f"-L{libraries}", "-l:libcuda.so.1"]
         subprocess.run(command, check=True)
-    for name in ("nvcc.py", "translate.py", "device.h", "tensor_map.h"):
+    for name in ("nvcc.py", "translate.py"):
         shutil.copy(HERE / name, programs)
-    precompile(programs, headers)
+    prepare(programs, headers)
     call = [sys.executable, str(programs / "nvcc.py"), str(nvcc), str(headers)]
     wrapper = programs / "nvcc"
     wrapper.write_text(f'#!/bin/sh\nexec {" ".join(call)} "$@"\n')

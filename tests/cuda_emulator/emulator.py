@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import shutil
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from compiler.codegen.tensor_maps import fetch_by_maps, pass_maps
 from compiler.tir_nodes import find_all, op_name
 from system.nvcc import find_nvcc
 from tests.cuda_emulator.toolchain import merged
-from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
+from tests.cuda_emulator.translate import compile_for_cpu, for_cpu, prepare
 
 HOST_CONVENTION = 1
 _TENSOR_MAP = 0x70616D726F736E65
@@ -165,16 +169,24 @@ def _argument(one: str | int | TensorMap, space: Mapping[int | str, NDArray[Any]
 
 def compile_batch(programs: Sequence[tuple[str, HostCode]], folder: Path) -> list[Emulated]:
     """Compile pairs of (CUDA source, host code). Raises EmulationError if g++ fails."""
-    library = folder / "batch.so"
-    refusal = compile_for_cpu(for_cpu(merged([source for source, _ in programs])), headers(), library)
-    if refusal:
-        raise EmulationError(refusal)
-    loaded = ctypes.CDLL(str(library))
+    loaded = load(for_cpu(merged([source for source, _ in programs])), folder / "batch.so")
     return [Emulated(loaded, number, host) for number, (_, host) in enumerate(programs)]
 
 
-def headers() -> Path:
-    """Return CUDA's include folder from the extra 'cuda'."""
+def load(source: str, library: Path) -> ctypes.CDLL:
+    """Compile the result of `for_cpu` to a library, and load it. Raises EmulationError if g++ fails."""
     nvcc = find_nvcc()
     assert nvcc is not None, "the extra 'cuda' is installed"
-    return nvcc.parents[1] / "include"
+    headers = nvcc.parents[1] / "include"
+    if refusal := compile_for_cpu(source, headers, _device(headers), library):
+        raise EmulationError(refusal)
+    return ctypes.CDLL(str(library))
+
+
+@cache
+def _device(headers: Path) -> Path:
+    """Return the folder of the compiled device, which this process's programs share."""
+    folder = Path(tempfile.mkdtemp(prefix="tunefarm-emulator-"))
+    atexit.register(shutil.rmtree, folder)
+    prepare(folder, headers)
+    return folder

@@ -27,7 +27,7 @@ def main(nvcc: str, headers: str, *arguments: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         if refusal := translate.compile_for_cpu(
-            translate.for_cpu(source.read_text()), Path(headers), library
+            translate.for_cpu(source.read_text()), Path(headers), Path(__file__).parent, library
         ):
             print(f"the stand-in can't emulate this: {refusal}", file=sys.stderr)
             return 1

@@ -1,4 +1,4 @@
-"""Translate TVM's CUDA C to C++ for the CPU, with device.h and a launcher for every kernel.
+"""Translate TVM's CUDA C to C++ for the CPU, with device.h and a launcher for every kernel, and compile it.
 
 The launcher of a kernel K is a C function, whose `arguments` point to the arguments' values:
 
@@ -8,11 +8,13 @@ The launcher of a kernel K is a C function, whose `arguments` point to the argum
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
+DEVICE = ("device.h", "device.cc", "tensor_map.h")
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)")
 
 # Asynchronous copies and what waits for them, as functions of device.h.
@@ -65,30 +67,44 @@ def _executed(assembly: re.Match[str]) -> str:
     )
 
 
-def compile_for_cpu(source: str, headers: Path, library: Path) -> str:
+def compile_for_cpu(source: str, headers: Path, device: Path, library: Path) -> str:
     """Compile the result of `for_cpu` to a shared library, and keep the text beside it. Return g++'s errors;
-    "" if there are none.
+    "" if there are none. `headers` are CUDA's, and the folder `device` is prepared.
     """
     text = library.with_suffix(".cc")
     text.write_text(source)
-    command = ["g++", *_flags(HERE, headers), "-shared", str(text), "-o", str(library)]
+    command = [
+        "g++",
+        *_flags(device, headers),
+        "-shared",
+        str(text),
+        str(device / "device.o"),
+        "-o",
+        str(library),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if not done.returncode:
         return ""
     return "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000] or done.stderr
 
 
-def precompile(folder: Path, headers: Path) -> None:
-    """Precompile a folder's device.h, because CUDA's headers take g++ longer than most kernels."""
-    header = str(folder / "device.h")
-    subprocess.run(["g++", *_flags(folder, headers), "-x", "c++-header", header], check=True)
+def prepare(device: Path, headers: Path) -> None:
+    """Copy the device's sources to a folder and compile them, because they and CUDA's headers take g++ longer
+    than most kernels.
+    """
+    for source in DEVICE:
+        shutil.copy(HERE / source, device)
+    compile_one = ["g++", *_flags(device, headers)]
+    subprocess.run([*compile_one, "-x", "c++-header", str(device / "device.h")], check=True)
+    code = [str(device / "device.cc"), "-o", str(device / "device.o")]
+    subprocess.run([*compile_one, "-c", *code], check=True)
 
 
-def _flags(folder: Path, headers: Path) -> list[str]:
+def _flags(device: Path, headers: Path) -> list[str]:
     return [
         # A library with unique symbols is never unloaded.
         *["-O1", "-w", "-fPIC", "-std=c++17", "-fno-gnu-unique"],
-        f"-I{folder}",
+        f"-I{device}",
         f"-isystem{headers}",
         f"-isystem{headers}/cccl",
     ]

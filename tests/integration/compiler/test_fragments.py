@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from compiler.reading.subgraph import read_dag
 from search.rules.space import generate
 from search.sketches.stage import StageKind
 from tests.choices import choose
-from tests.cuda_emulator.emulator import Emulated, EmulationError, HostCode, Launch, headers
+from tests.cuda_emulator.emulator import Emulated, EmulationError, HostCode, Launch, load
 from tests.cuda_emulator.toolchain import compile_error, find_nvdisasm, instructions, merged
-from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
+from tests.cuda_emulator.translate import for_cpu
 from tests.devices import GPU
 from tests.floats import in_tf32
 from tests.gpu_programs import Candidate, compiled, failures
@@ -97,10 +96,9 @@ FAST = [(HALF, 80, True), (TF32, 80, False), (BYTES, 75, True)]
 
 
 def emulated(source: str, capability: int, folder: Path) -> Emulated:
-    library = folder / "kernel.so"
-    assert not compile_for_cpu(for_cpu(merged([source]), capability), headers(), library)
+    loaded = load(for_cpu(merged([source]), capability), folder / "kernel.so")
     host = HostCode((Launch("main_kernel", (0, 1, 2), (1, 1, 1), (WARP, 1, 1)),), {})
-    return Emulated(ctypes.CDLL(str(library)), 0, host)
+    return Emulated(loaded, 0, host)
 
 
 @pytest.mark.parametrize("case", slow_lane_except(CASES, *FAST), ids=lambda case: "-".join(map(str, case)))
