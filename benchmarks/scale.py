@@ -5,8 +5,9 @@
 
 The server, PostgreSQL, Redis and the simulated workers share this machine. A simulated worker speaks the
 workers' protocol over a connection of its own, but waits instead of measuring. Twenty workers each share a
-device class, which has one job with more trials than are used up. A lease's latency runs from the call
-until its answer, and the same call stores the results of the lease before.
+device class, which has one job with more trials than are used up. A lease's latency runs from a call that
+finds pending trials until its answer, and the same call stores the results of the lease before. A worker that
+finds none waits; this time is reported apart.
 
 With --schedulers, no trials exist beforehand: schedulers import a network and plan them, for a hundred
 workers of a class. The load runs with one server and one scheduler, then with more, up to the numbers given.
@@ -126,6 +127,7 @@ class Service:
 
 
 LEASE_P99 = "time to lease, p99"
+WAIT_P99, WAITING = "wait for a plan, p99", "part of the devices' time spent waiting for a plan"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,8 +186,13 @@ def planned_figures(load: Load, seen: FleetStats) -> list[Figure]:
         limit = "waiting, for one another or the disk"
     label = f"{load.servers} servers, {load.schedulers} schedulers"
     kinds = ("server", "scheduler", "PostgreSQL", "Redis", OURS)
+    wait_ms = 1e3 * (_quantile(seen.wait_s, 99) if len(seen.wait_s) > 1 else sum(seen.wait_s))
+    lease_ms = 1e3 * _percentile(seen, 99)
     return [
         figure(TRIALS_STORED, seen.a_second, "/s", subject=label, note=f"limited by {limit}"),
+        figure(LEASE_P99, lease_ms, "ms", subject=label, note=f"{len(seen.lease_s)} leases at once"),
+        figure(WAIT_P99, wait_ms, "ms", subject=label, note=f"{len(seen.wait_s)} leases after a wait"),
+        figure(WAITING, _waiting(load, seen), "", subject=label),
         *(
             figure(
                 CORES_USED,
@@ -265,6 +272,7 @@ def figures_of(
     return [
         figure(TRIALS_STORED, busy.a_second, "/s", condition=offered, aim=aim, note=one),
         figure(LEASE_P99, slow, "ms", condition=offered, aim=at_most(LEASE_AIM_MS), note=lease_ms[99]),
+        figure(WAITING, _waiting(load, busy), "", condition=offered),
         figure(LEASE_P99, soon, "ms", condition=fewer, note=lease_ms[99]),
         figure("time to lease, median", median, "ms", condition=fewer, note=lease_ms[50]),
         figure("results that came too late to count", late, ""),
@@ -423,11 +431,20 @@ def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
+def _waiting(load: Load, seen: FleetStats) -> float:
+    """Return the part of the devices' time in which they found no pending trial."""
+    return sum(seen.wait_s) / (load.workers * seen.seconds)
+
+
 def _percentile(seen: FleetStats, rank: int) -> float:
     """Return a percentile of lease latencies in seconds. Raises ScaleError when there are too few leases."""
     if len(seen.lease_s) < MIN_LEASES:
         raise ScaleError(f"only {len(seen.lease_s)} leases were answered: measure for longer")
-    return statistics.quantiles(seen.lease_s, n=100)[rank - 1]
+    return _quantile(seen.lease_s, rank)
+
+
+def _quantile(seconds: Sequence[float], rank: int) -> float:
+    return statistics.quantiles(seconds, n=100)[rank - 1]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -50,15 +50,17 @@ class TooSlow(Exception):
 class FleetStats:
     """Statistics of all workers together.
 
-    Within `seconds`, `stored` results were acknowledged, calls answered with a lease took `lease_s`, and
-    processes used `cpu_s` of CPU by name. `acknowledged` counts results before and after, too; `late` ones
-    of these were dropped because their lease had lapsed.
+    Within `seconds`, `stored` results were acknowledged, and processes used `cpu_s` of CPU by name. Calls
+    that found pending trials took `lease_s`. Workers that found none waited `wait_s` until they had a lease.
+    `acknowledged` counts results before and after, too; `late` ones of these were dropped because their lease
+    had lapsed.
     """
 
     seconds: float
     stored: int = 0
     acknowledged: int = 0
     lease_s: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)
     late: int = 0
 
@@ -148,11 +150,23 @@ class SimulatedWorker:
         now = asyncio.get_running_loop().time
         await asyncio.sleep(random.uniform(0.0, SPREAD * lease_s(self._trial_s)))
         results: Sequence[pb.Result] = []
-        is_new = True
-        while not clock.is_over(began := now()):
+        is_new, is_waiting = True, False
+        began = now()
+        while not clock.is_over(now()):
+            if not is_waiting:
+                began = now()
+            # The server answers a call with results at once; a call without any may wait there for trials.
+            is_waiting |= not results
             answer = await self._call(results, slots=SLOTS)
-            _note(answer, began, now(), clock, seen)
-            if answer.lease.candidates and is_new:
+            _note(answer, now(), clock, seen)
+            results = []
+            if not answer.lease.candidates:
+                is_waiting = True
+                continue
+            if clock.counts(now()):
+                (seen.wait_s if is_waiting else seen.lease_s).append(now() - began)
+            is_waiting = False
+            if is_new:
                 clock.first_lease(now())
                 is_new = False
             results = await self._measure(answer, clock, seen)
@@ -171,7 +185,7 @@ class SimulatedWorker:
             await asyncio.sleep(answer.call_again_after_s)
             done = int((now() - began) / self._trial_s)
             answer = await self._call(results[sent:done], held=lease)
-            _note(answer, began, now(), clock, seen)
+            _note(answer, now(), clock, seen)
             if answer.lease.id != lease:
                 return []
             sent = done
@@ -195,14 +209,10 @@ class SimulatedWorker:
         return answer
 
 
-def _note(
-    answer: pb.SynchronizeResponse, began: float, now: float, clock: CountingWindow, seen: FleetStats
-) -> None:
+def _note(answer: pb.SynchronizeResponse, now: float, clock: CountingWindow, seen: FleetStats) -> None:
     seen.acknowledged += len(answer.acknowledged)
     if clock.counts(now):
         seen.stored += len(answer.acknowledged)
-        if answer.lease.candidates:
-            seen.lease_s.append(now - began)
 
 
 def lease_s(trial_s: float) -> float:

@@ -24,7 +24,7 @@ ALL = Load(workers=1000, seconds=10.0, warm_up_s=0.0, trial_s=0.45)
 
 def seen(stored: int, slowest_s: float) -> FleetStats:
     used = {"server 1": 8.0, "PostgreSQL": 5.0, "Redis": 0.1, OURS: 1.0}
-    return FleetStats(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, used)
+    return FleetStats(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, cpu_s=used)
 
 
 def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> None:
@@ -34,6 +34,7 @@ def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> Non
     assert [(one.value, one.unit, one.reached) for one in found] == [
         (2500.0, "/s", True),
         (pytest.approx(150.0), "ms", False),
+        (0.0, "", None),
         (pytest.approx(30.0), "ms", None),
         (pytest.approx(10.0), "ms", None),
         (9.0, "", None),
@@ -46,7 +47,7 @@ def test_the_whole_fleet_and_a_single_worker_are_compared_with_the_aims() -> Non
     ]
     assert (found[0].note, found[1].note) == ("one worker: 400 /s", "one worker: 12 ms")
     assert "2222 trials offered a second" in found[1].name
-    assert "1200 trials stored a second" in found[2].name
+    assert "1200 trials stored a second" in found[3].name
     assert found[-2].note == "one server: 2500 /s"
 
 
@@ -77,9 +78,11 @@ def test_a_measurement_lasts_for_twice_the_leases_that_it_needs(
 )
 def test_the_limit_of_planned_trials_is_reported(stored: int, used: dict[str, float], limit: str) -> None:
     load = Load(workers=80, seconds=10.0, warm_up_s=0.0, trial_s=0.45, servers=1, schedulers=1)
-    first, *cores = planned_figures(load, FleetStats(10.0, stored, stored, cpu_s=used))
+    seen = FleetStats(10.0, stored, stored, [0.01] * 200, [2.0] * 100, used)
+    first, lease, wait, waiting, *cores = planned_figures(load, seen)
     assert (first.name, first.value) == ("1 servers, 1 schedulers: trials stored", stored / 10)
     assert first.note == f"limited by {limit}"
+    assert [one.value for one in (lease, wait, waiting)] == pytest.approx([10.0, 2000.0, 0.25])
     assert sum(one.value for one in cores) == pytest.approx(sum(used.values()) / 10)
 
 
@@ -119,6 +122,32 @@ def test_a_worker_reports_while_it_measures_and_loses_nothing(monkeypatch: pytes
     assert {lease for lease, _ in told} == {"x"}
     assert [number for _, numbers in told for number in numbers] + left == list(range(8))
     assert acknowledged + len(left) == 8
+
+
+def test_a_wait_for_a_plan_is_no_slow_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = pb.Lease(id=pb.LeaseId(id="x"), candidates=[pb.Candidate(trial_id=1)])
+    answers = iter([lease, None, None, lease, lease, None])
+    clock, total = CountingWindow(1, 1.0), FleetStats(1.0)
+
+    async def call(*_: object, slots: int = 0) -> pb.SynchronizeResponse:
+        if (given := next(answers)) is None:
+            await asyncio.sleep(0.02)
+        return pb.SynchronizeResponse(lease=given)
+
+    async def measure(_self: SimulatedWorker, answer: pb.SynchronizeResponse, *_: object) -> list[pb.Result]:
+        monkeypatch.setattr(clock, "counts", lambda _: True)
+        if len(total.lease_s) == 1:
+            monkeypatch.setattr(clock, "is_over", lambda _: True)
+        return results_for(answer.lease)
+
+    monkeypatch.setattr(SimulatedWorker, "_call", call)
+    monkeypatch.setattr(SimulatedWorker, "_measure", measure)
+
+    async def run() -> None:
+        await SimulatedWorker("nowhere:1", 1, simulated_device(1), trial_s=0.01).work(clock, total)
+
+    asyncio.run(run())
+    assert (len(total.lease_s), len(total.wait_s)) == (1, 1)
 
 
 def test_simulated_device_classes_are_different() -> None:
