@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
+from compiler.codegen.aligned_stack import align_stack
 from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
 from compiler.codegen.byte_tables import take_by_shuffles
@@ -45,7 +46,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
             shared = share_factors(split_interior(split_full_tiles(module)))
             packed = take_by_shuffles(pack_bytes(shared))
             loaded = keep_rolled(load_lanes(multiply_halves(packed)))
-            return use_tiles(keep_on_stack(prefetch_operands(loaded)))
+            return align_stack(use_tiles(keep_on_stack(prefetch_operands(loaded))))
 
         return lambda module: finish(prepare(module))
 
