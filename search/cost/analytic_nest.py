@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from search.cost.border_tiles import padding_of
 from search.cost.cost_parameters import LINE_BYTES, CostParameters, balance_of
 from search.dag import AxisKind, Node, extent_of
 from search.programs.compute_location import (
@@ -220,11 +221,20 @@ def _seconds_in_tiles(
     used = vector_lanes(population, stage)
     # The compiler vectorizes plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
-    branches = parameters.factors.branch_cycles * node.has_branch
+    padding = padding_of(sketch.dag, node)
+    # A row of elements that aren't padded along it has one condition.
+    is_by_row = padding is not None and not any(padding[-1])
     work = node.flops + sketch.dag.widenings(node)
-    element = (branches + work / parameters.issue(buffer)) / parallel
+
+    def cycles(row: Floats | Ints) -> Floats:
+        """Return [programs]: the cycles of an element of a row."""
+        branches = parameters.factors.branch_cycles * node.has_branch
+        sharing = np.maximum(parallel, row) if is_by_row else parallel
+        return np.asarray(branches / sharing + work / parameters.issue(buffer) / parallel)
+
     chunks = parallel_chunks(population, node)
-    root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, parameters.cores)
+    row = np.full(len(population), buffer.shape[-1] if buffer.shape else 1)
+    root = elements * (cycles(row) + 2 * buffer.item_bytes / rate) / balance_of(chunks, parameters.cores)
     root = root + np.where(chunks > 1, parameters.launch_s * parameters.hertz * parameters.cores, 0.0)
     # The tiles' loads count an inlined node.
     costs = {"inline": np.zeros(len(population)), "root": root}
@@ -237,8 +247,9 @@ def _seconds_in_tiles(
             continue
         level = int(option)
         regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
-        tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
+        moved = 2 * buffer.item_bytes / parameters.l1_rate
+        tiles = [math.prod(touched) * (cycles(touched[-1]) + moved) for touched in regions]
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
-        options.append(tile * visits * (element + 2 * buffer.item_bytes / parameters.l1_rate))
+        options.append(sum(tiles) * visits)
     chosen = np.choose(population.column(stage.node, "location"), options)
     return np.asarray(chosen / parameters.hertz / parameters.cores)

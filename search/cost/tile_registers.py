@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.profile import AMX_VECTOR_BYTES
-from search.cost.border_tiles import border_share
+from search.cost.border_tiles import border_share, padding_of
 from search.cost.cost_parameters import CostParameters
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
@@ -320,6 +320,10 @@ def _loads_of_all(
             conditions = _conditions(nest, body, read) * share
             gathers = _loads_of_gather(nest, body, read, operand.vectors)
             slots = _slots_of_load(population, read.buffer, conditions, gathers, parameters)
+            if _is_padded_along_vectors(dag, nest, read):
+                # Lanes at a border are loaded one by one.
+                lanes = GATHER_INSTRUCTIONS * np.minimum(body.width, body.loaded)
+                slots = slots * np.where(is_inline_value(population, read.buffer), 1 + share * lanes, 1.0)
         loads = loads + operand.vectors * (slots / operand.sharing + reloaded)
     is_stored = ~body.stay & (body.outer > 1)
     return loads, is_spilled | is_stored
@@ -409,6 +413,15 @@ def _conditions(nest: Nest, body: _Body, read: BufferAccess) -> Floats:
     along = [axis for axis in nest.node.reduction if axis not in outer]
     is_one = body.tile[outer].prod(axis=0) == 1
     return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
+
+
+def _is_padded_along_vectors(dag: Dag, nest: Nest, read: BufferAccess) -> bool:
+    """Return whether an operand is padded in the dimension along which vectors are loaded."""
+    padding = padding_of(dag, dag.producer[read.buffer])
+    return padding is not None and any(
+        any(around) and nest.node.vector_axis in index.axes
+        for index, around in zip(read.indices, padding, strict=True)
+    )
 
 
 def _loads_of_gather(nest: Nest, body: _Body, read: BufferAccess, vectors: Floats) -> Floats:

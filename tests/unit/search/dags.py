@@ -25,10 +25,9 @@ DEVICE = Device(
 )
 
 
-def _pad(size: int, channels: int) -> Node:
-    """A border of one around images."""
-    shape = {"n": 1, "y": size + 2, "x": size + 2, "c": channels}
-    return node("pad", shape, ["data[n, y - 1, x - 1, c]"], has_branch=True)
+def _pad(size: int, channels: int, border: int = 1) -> Node:
+    shape = {"n": 1, "y": size + 2 * border, "x": size + 2 * border, "c": channels}
+    return node("pad", shape, [f"data[n, y - {border}, x - {border}, c]"], has_branch=True)
 
 
 def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32, constants: tuple[str, ...] = ()) -> Dag:
@@ -59,17 +58,17 @@ def matmul(n: int = 32, m: int = 48, k: int = 64) -> Dag:
     )
 
 
-def depthwise(size: int = 14, channels: int = 32) -> Dag:
+def depthwise(size: int = 14, channels: int = 32, kernel: int = 3) -> Dag:
     out = {"b": 1, "i": size, "j": size, "c": channels}
     return dag(
-        {"data": (1, size, size, channels), "weight": (3, 3, channels, 1)},
+        {"data": (1, size, size, channels), "weight": (kernel, kernel, channels, 1)},
         [
-            _pad(size, channels),
+            _pad(size, channels, kernel // 2),
             node(
                 "depthwise",
                 out,
                 ["pad[b, i + di, j + dj, c]", "weight[di, dj, c, 0]"],
-                reduction={"di": 3, "dj": 3},
+                reduction={"di": kernel, "dj": kernel},
                 flops=2.0,
             ),
             node("clip", out, ["depthwise[b, i, j, c]"], flops=2.0),

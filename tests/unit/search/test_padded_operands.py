@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from search.cost.analytic import estimate
 from search.cost.border_tiles import MAX_SUMS, border_share
 from search.dag import Dag
+from search.programs.code_size import GATHER_INSTRUCTIONS
 from search.programs.compute_location import bytes_in_memory
 from search.programs.nest import Nest
 from search.programs.program import Program, gather
 from tests.unit.search import dags
+from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import program_of, sketch_of
 
@@ -59,6 +62,64 @@ def test_only_tiles_at_a_border_have_conditions(
     (padded,) = (read for read in nest.node.reads if read.buffer == "pad")
     found = border_share(graph, nest, padded, np.array([is_flat]), np.array([float(sums)]))
     assert found == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "share"),
+    [
+        pytest.param((7, 1, 1, 2), (14, 1, 1, 1), 1 - 3 / 7 * 8 / 14, id="several tiles at each border"),
+        pytest.param((14, 1, 1, 1), (1, 1, 1, 14), 1 - 8 / 14 * 8 / 14, id="rows over the whole width"),
+    ],
+)
+def test_wide_padding_reaches_more_tiles(i: tuple[int, ...], j: tuple[int, ...], share: float) -> None:
+    graph = dags.depthwise(kernel=7)
+    settings = {"i": i, "j": j, "di": (7, 1), "dj": (7, 1), "unroll": 0}
+    population = gather([_program(graph, "inline", settings)])
+    nest = Nest.of(population, population.sketch.stage["depthwise"])
+    (padded,) = (read for read in nest.node.reads if read.buffer == "pad")
+    found = border_share(graph, nest, padded, np.array([False]), np.array([1.0]))
+    assert found == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("x", "at_border"), [((1, 1, 1, 16), 1.0), ((4, 1, 1, 16), 0.5)])
+def test_lanes_at_a_border_are_loaded_one_by_one(x: tuple[int, ...], at_border: float) -> None:
+    """The vectors of an image whose channels come first lie along its padded rows."""
+    width = math.prod(x)
+    graph = dag(
+        {"data": (16, width), "weight": (16, 3, 8)},
+        [
+            node("pad", {"c": 16, "x": width + 2}, ["data[c, x - 1]"], has_branch=True),
+            node(
+                "conv",
+                {"f": 8, "x": width},
+                ["pad[c, x + r]", "weight[c, r, f]"],
+                reduction={"c": 16, "r": 3},
+                flops=2.0,
+            ),
+        ],
+    )
+    sketch = sketch_of(graph, "nest pad; tile conv SSRSRS")
+    settings = {"f": (2, 1, 1, 4), "x": x, "c": (16, 1), "r": (3, 1), "unroll": 0, "read weight": "direct"}
+    inline, copied = (
+        estimate(gather([program_of(sketch, pad={"location": location}, conv=settings)]), DEVICE)
+        for location in ("inline", "1")
+    )
+    more = inline.quantities["loads_per_fma"] - copied.quantities["loads_per_fma"]
+    gathered = GATHER_INSTRUCTIONS * 16 / (4 * 16 / DEVICE.lanes(4))
+    assert more >= at_border * gathered
+    assert more < (at_border + 0.25) * gathered * 2
+
+
+def test_a_row_of_channels_has_one_condition() -> None:
+    """A padded copy with longer rows of channels takes less time, although it has more elements."""
+    short, long = (
+        estimate(gather([_program(dags.depthwise(size, channels), "root", tiles)]), DEVICE)
+        for size, channels, tiles in (
+            (28, 32, {"i": (28, 1, 1, 1), "j": (28, 1, 1, 1), "c": (1, 1, 2, 16)}),
+            (14, 128, {"i": (14, 1, 1, 1), "j": (14, 1, 1, 1), "c": (4, 1, 2, 16)}),
+        )
+    )
+    assert long.quantities["nest_0_s"] < short.quantities["nest_0_s"]
 
 
 @pytest.mark.parametrize(("location", "num_bytes"), [("inline", 1), ("root", 4)])
