@@ -76,7 +76,7 @@ def _work(
     # These modules load TVM, which takes seconds, so import them after the settings are checked.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
-    from scheduler.steps.importer import Importer
+    from scheduler.steps.long_steps import LONG_STEPS, LongStep
     from scheduler.upkeep.outlines import OutlineReader
     from scheduler.upkeep.sweep import Sweeper
     from scheduler.upkeep.webhook_deliveries import Deliverer
@@ -86,8 +86,8 @@ def _work(
     sweeper = Sweeper(context, outline_reader)
     if settings.metrics_port is not None:
         serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
-    importer, deliverer = Importer(context), Deliverer(context)
-    register(celery, context, importer, deliverer, outline_reader)
+    long_steps, deliverer = {name: LongStep(context, name) for name in LONG_STEPS}, Deliverer(context)
+    register(celery, context, long_steps, deliverer, outline_reader)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
@@ -108,7 +108,8 @@ def _work(
     log.info("ready as %s", name)
     worker.start()
     is_stopping.set()
-    importer.stop()
+    for step in long_steps.values():
+        step.stop()
     deliverer.stop()
     outline_reader.stop()
     # A sweep without a database ends without a result.

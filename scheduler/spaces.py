@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,6 +97,8 @@ class Spaces:
 
     def __init__(self, database: Database, max_spaces: int = MAX_SPACES) -> None:
         self._database = database
+        # Rounds and publishing are separate threads.
+        self._lock = threading.Lock()
         # None marks a workload that the search doesn't cover.
         self._cache: LRUCache[tuple[str, str], SearchSpace | None] = LRUCache(max_spaces)
 
@@ -103,6 +106,10 @@ class Spaces:
         """Return the spaces of the given workloads by hash, without workloads that aren't stored or covered
         by the search.
         """
+        with self._lock:
+            return self._load(hashes, device)
+
+    def _load(self, hashes: Collection[str], device: Device) -> dict[str, SearchSpace]:
         found = {name: self._cache[name, device.key] for name in hashes if self._is_fresh(name, device)}
         missing = [name for name in dict.fromkeys(hashes) if name not in found]
         if missing:

@@ -4,22 +4,28 @@ wakes all jobs. They are closures, not `shared_task`s, because they use the cont
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from celery import Celery
 
 from scheduler.context import Context
 from scheduler.steps import drive
-from scheduler.steps.importer import Importer
+from scheduler.steps.long_steps import LongStep
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.webhook_deliveries import Deliverer
 
 
 def register(
-    app: Celery, context: Context, importer: Importer, deliverer: Deliverer, outline_reader: OutlineReader
+    app: Celery,
+    context: Context,
+    long_steps: Mapping[str, LongStep],
+    deliverer: Deliverer,
+    outline_reader: OutlineReader,
 ) -> None:
-    """Register the tasks with the application. Other processes send them by name."""
+    """Register the tasks with the application. Other processes send them by name. Steps are run at once,
+    except the `long_steps`, given by name.
+    """
 
     def register_step(name: str, run: Callable[[str], None]) -> None:
         @app.task(name=f"scheduler.{name}", shared=False)
@@ -27,8 +33,8 @@ def register(
             run(job_id)
 
     for step in drive.STEPS:
-        is_import = step.name == "intake"
-        register_step(step.name, importer.start if is_import else partial(drive.drive, context, step.name))
+        own = long_steps.get(step.name)
+        register_step(step.name, partial(drive.drive, context, step.name) if own is None else own.start)
 
     @app.task(name="scheduler.deliver", shared=False)
     def deliver(delivery_id: str) -> None:

@@ -406,7 +406,6 @@ def _publish(
                 latencies = {kind: statistics.median(secs[kind]) for kind in secs}
                 told |= {f"{kind}_latency_s": latencies.get(kind) for kind in MODEL_NAMES}
                 webhooks.emit(session, WebhookEvent.ARTIFACT_FASTER, told, now)
-    context.exhausted_at.pop(job.id, None)
 
 
 def _describe_noise(run: StoredModuleRun) -> str:

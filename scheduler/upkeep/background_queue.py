@@ -35,21 +35,33 @@ class BackgroundQueue(Generic[Key]):
         self._log, self._retried = log, retried
         self._threads = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
-        self._taken: set[Key] = set()
+        self._is_stopping = False
+        self._waiting: set[Key] = set()
+        # The keys that are being worked on, and whether each was started again since.
+        self._restarted: dict[Key, bool] = {}
 
     def start(self, key: Key) -> None:
-        """Queue a key for a thread, unless it is already queued or too many wait."""
+        """Queue a key for a thread, unless it is already queued or too many wait. A key that is being worked
+        on is queued afterwards, because its work may have changed since it began.
+        """
         with self._lock:
-            if key in self._taken or len(self._taken) >= self._max_waiting:
+            if key in self._restarted:
+                self._restarted[key] = True
                 return
-            self._taken.add(key)
+            if key in self._waiting or len(self._waiting) >= self._max_waiting:
+                return
+            self._waiting.add(key)
         self._threads.submit(self._attempt, key)
 
     def stop(self) -> None:
         """Wait for the keys that are being worked on, and drop the others."""
+        self._is_stopping = True
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _attempt(self, key: Key) -> None:
+        with self._lock:
+            self._waiting.discard(key)
+            self._restarted[key] = False
         try:
             self._work(key)
         except StorageError as error:
@@ -58,4 +70,6 @@ class BackgroundQueue(Generic[Key]):
             self._log.exception(self._retried, key)
         finally:
             with self._lock:
-                self._taken.discard(key)
+                is_restarted = self._restarted.pop(key)
+            if is_restarted and not self._is_stopping:
+                self.start(key)

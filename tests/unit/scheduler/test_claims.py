@@ -19,7 +19,7 @@ from scheduler.app import make_app
 from scheduler.context import Context
 from scheduler.main import _sweep_until
 from scheduler.steps import claims, drive
-from scheduler.steps.importer import Importer
+from scheduler.steps.long_steps import LONG_STEPS, LongStep
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.sweep import Sweeper
 from tests.unit.scheduler.farm import DEVICE, Farm
@@ -76,41 +76,41 @@ def test_a_step_that_takes_longer_than_a_claim_holds_is_taken_once(
     assert taken == ["here", "there"]
 
 
-def test_a_long_import_delays_no_step_of_the_same_scheduler(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", LONG_STEPS)
+def test_a_long_step_delays_no_round_of_the_same_scheduler(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    imported: list[str] = []
+    taken: list[str] = []
     planned: list[str] = []
     may_end = threading.Event()
 
-    def import_slowly(context: Context, job: jobs.Job) -> None:
-        imported.append(job.id)
+    def take_long(context: Context, job: jobs.Job) -> None:
+        taken.append(job.id)
         assert may_end.wait(30.0)
 
     steps = (
-        drive.Step("intake", frozenset({JobState.QUEUED}), import_slowly),
+        drive.Step(name, frozenset({JobState.QUEUED}), take_long),
         drive.Step("round", frozenset({JobState.TUNING}), lambda context, job: planned.append(job.id)),
     )
     monkeypatch.setattr(drive, "STEPS", steps)
-    for name in ("slow", "ready"):
-        farm.submit(name)
+    for job_id in ("slow", "ready"):
+        farm.submit(job_id)
     with farm.database.begin() as session:
         jobs.advance(session, "ready", {JobState.QUEUED}, JobState.TUNING, farm.now)
     here = context(farm, "here")
-    importer = Importer(here)
+    step = LongStep(here, name)
     try:
-        importer.start("slow")
-        wait_until(lambda: imported == ["slow"])
-        importer.start("slow")
+        step.start("slow")
+        wait_until(lambda: taken == ["slow"])
         drive.drive(here, "round", "slow")
         drive.drive(here, "round", "ready")
         assert planned == ["ready"]
-        drive.drive(context(farm, "there"), "intake", "slow")
-        assert imported == ["slow"], "the import keeps its claim"
+        drive.drive(context(farm, "there"), name, "slow")
+        assert taken == ["slow"], "the step keeps its claim"
     finally:
         may_end.set()
-        importer.stop()
-    assert imported == ["slow"]
+        step.stop()
+    assert taken == ["slow"]
 
 
 def test_a_claim_that_another_scheduler_has_got_is_not_taken_back(

@@ -7,7 +7,7 @@ from core.job import UNFINISHED, JobState
 from scheduler.app import make_app
 from scheduler.steps import celery_tasks
 from scheduler.steps.drive import STEPS, step_of
-from scheduler.steps.importer import Importer
+from scheduler.steps.long_steps import LONG_STEPS, LongStep
 from scheduler.upkeep.outlines import OutlineReader
 from scheduler.upkeep.webhook_deliveries import Deliverer
 from tests.unit.scheduler.farm import Farm
@@ -20,8 +20,8 @@ def test_every_unfinished_state_needs_exactly_one_step() -> None:
 
 def test_each_step_is_a_celery_task(farm: Farm, tmp_path: Path) -> None:
     app = make_app(str(tmp_path / "broker"))
-    importer, deliverer = Importer(farm.context), Deliverer(farm.context)
-    celery_tasks.register(app, farm.context, importer, deliverer, OutlineReader(farm.context))
+    long_steps = {name: LongStep(farm.context, name) for name in LONG_STEPS}
+    celery_tasks.register(app, farm.context, long_steps, Deliverer(farm.context), OutlineReader(farm.context))
     farm.submit()
     app.tasks["scheduler.round"]("job")  # a job that is queued needs intake first
     assert list(farm.wakes) == [("intake", "job")]
