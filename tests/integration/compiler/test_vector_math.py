@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ from compiler.codegen.vector_math import FUNCTIONS, expand_math
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.target import detect_device
+from compiler.tir_nodes import find_all
 from compiler.workload import to_json
 from core.measurement import Outcome
 from tests.marks import slow_lane_except
@@ -100,6 +102,24 @@ def test_limits_are_minima_and_maxima(name: str) -> None:
     assembly = _compile(_scheduled(_elementwise(getattr(tirx, name)), 16).mod).mod.inspect_source("asm")
     assert {"vminps", "vmaxps"} <= set(re.findall(r"v\w+ps", assembly))
     assert not re.search(r"vcmp\w*ps|vblend\w*ps", assembly)
+
+
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+@pytest.mark.parametrize(("divisor", "divisions"), [(2.0**0.5, 1), (-3.0, 1), (1e-39, 2)])
+def test_a_quotient_of_a_normal_number_becomes_a_product(name: str, divisor: float, divisions: int) -> None:
+    """The inverse of a subnormal number is no float32."""
+    function = getattr(tirx, name)
+    workload = _elementwise(lambda x: function(x / tirx.const(divisor, "float32")))
+    expanded = expand_math(workload, NATIVE)
+    assert len(find_all(expanded["main"].body, tirx.Div)) == divisions
+    x = _values()
+    x[:6] = np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38
+    found = _run(tvm.compile(expanded, target=NATIVE), x, np.zeros_like(x))
+    with np.errstate(over="ignore"):
+        wide = x.astype(np.float64) / np.float32(divisor)
+    expected = np.array([getattr(math, name)(value) for value in wide])
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert np.array_equal(np.signbit(found[3:5]), np.signbit(expected[3:5]))
 
 
 @pytest.mark.parametrize("unrolled", [1, 4])
