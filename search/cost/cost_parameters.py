@@ -46,7 +46,7 @@ class ShapeFactors:
     l3_share: float = 0.44
     branch_cycles: float = 4.8
     # A load of an inlined value, such as an element of a padded operand.
-    inline_cycles: float = 0.59
+    inline_cycles: float = 1.0
     # A partial result that is added to a sum.
     row_cycles: float = 2.8
     # An iteration of a loop around a register tile, without its body.
