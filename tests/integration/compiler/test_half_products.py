@@ -26,6 +26,7 @@ from search.rules.space import generate
 from search.sketches.half_products import adds_in_blocks
 from search.sketches.stage import StageKind
 from tests import arm_programs
+from tests.marks import slow_lane_except
 
 Array = NDArray[Any]
 needs_emulator = pytest.mark.skipif(arm_programs.obstacle() is not None, reason=f"{arm_programs.obstacle()}")
@@ -95,7 +96,7 @@ def _exact(name: str, a: Array, b: Array) -> Array:
 
 @needs_emulator
 @pytest.mark.parametrize("kind", DEVICES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_lane_except(CASES, "odd"))
 def test_programs_are_right(name: str, kind: str, tmp_path: Path) -> None:
     device, instruction = DEVICES[kind]
     target = parse_target(device.target)

@@ -61,7 +61,7 @@ def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> d
             AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="odd sizes",
-            marks=pytest.mark.slow_lane(seconds=20),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             AttentionOfHalves("attention", (2, 33, 70, 24, True), batch=2, dtype="bfloat16"),
@@ -77,25 +77,25 @@ def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> d
             GroupedAttention("attention", (8, 18, 70, 24, True), dtype="bfloat16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads",
-            marks=pytest.mark.slow_lane(seconds=15),
+            marks=pytest.mark.slow_lane(seconds=3),
         ),
         pytest.param(
             GroupedAttentionInTf32("attention", (8, 18, 70, 24, True), dtype="float32"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads in TF32",
-            marks=pytest.mark.slow_lane(seconds=15),
+            marks=pytest.mark.slow_lane(seconds=3),
         ),
         pytest.param(
             AttentionInTf32("attention", (2, 19, 83, 40, True)),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="TF32",
-            marks=pytest.mark.slow_lane(seconds=20),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             AttentionOfHalves("attention", (2, 19, 83, 40, True), dtype="float32"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 1, 3), _tile(1, 1, 8, 1)],
             id="float32",
-            marks=pytest.mark.slow_lane(seconds=20),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             AttentionOfHalves("attention", (1, 16, 1100, 16, True), dtype="float32"),
@@ -106,7 +106,7 @@ def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> d
             AttentionOfHalves("attention", (3, 64, 64, 64, False), dtype="float16"),
             [_tile(4, 1, 2, 2), _tile(2, 2, 4, 1)],
             id="whole tiles",
-            marks=pytest.mark.slow_lane(seconds=10),
+            marks=pytest.mark.slow_lane(seconds=3),
         ),
     ],
 )
@@ -176,7 +176,7 @@ class Ordered(Case):
         return Expected.of(expected.astype(actual.dtype), None, rounding).difference(actual)
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane(seconds=3)
 @pytest.mark.parametrize(
     "case",
     [
@@ -198,7 +198,7 @@ def test_warps_may_share_queries(case: Case) -> None:
     assert not wrong, "\n\n".join(map(str, wrong))
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane(seconds=3)
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
 @pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
 def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
@@ -208,7 +208,12 @@ def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -
 
 
 @pytest.mark.parametrize(
-    "masked", [slice(0, 20), slice(20, None), slice(None)], ids=["first keys", "last keys", "all keys"]
+    "masked",
+    [
+        pytest.param(slice(0, 20), id="first keys"),
+        pytest.param(slice(20, None), id="last keys", marks=pytest.mark.slow_lane(seconds=1)),
+        pytest.param(slice(None), id="all keys"),
+    ],
 )
 @pytest.mark.parametrize(
     ("kind", "dtype"),
@@ -243,7 +248,7 @@ def _unspilled_instructions(found: Candidate, folder: Path) -> Counter[str]:
     return instructions(folder / "cubin")
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane(seconds=3)
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_parts_of_keys_stay_in_registers_until_they_are_added_up(dtype: str, tmp_path: Path) -> None:
@@ -286,8 +291,8 @@ def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> No
     ("warps", "rows", "columns"),
     [
         (4, 1, 4),
-        pytest.param(4, 2, 4, marks=pytest.mark.slow_lane(seconds=10)),
-        pytest.param(2, 2, 8, marks=pytest.mark.slow_lane(seconds=20)),
+        pytest.param(4, 2, 4, marks=pytest.mark.slow_lane(seconds=3)),
+        pytest.param(2, 2, 8, marks=pytest.mark.slow_lane(seconds=4)),
     ],
 )
 def test_float32_is_multiplied_from_registers(warps: int, rows: int, columns: int, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ from tests.marks import slow_lane_except
 Array = NDArray[Any]
 DEVICE = detect_device()
 SCALE = 0.05
+# Types of quantized values and their zeros.
+KINDS = [("uint8", 121), ("uint8", 0), ("int8", -7)]
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
 )
@@ -195,7 +197,7 @@ def test_convolutions_widen_bytes_where_they_pad_them(groups: int) -> None:
 
 
 @needs_avx2
-@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("kind", slow_lane_except(KINDS, KINDS[0]))
 def test_a_quantizer_stores_what_several_readers_need(kind: tuple[str, int]) -> None:
     """A convolution multiplies int16, and an addition reads floats. The first and last kernels transpose."""
     graph = Quantized(*kind)
@@ -216,7 +218,7 @@ def test_a_quantizer_stores_what_several_readers_need(kind: tuple[str, int]) -> 
 
 
 @needs_avx2
-@pytest.mark.parametrize("join", ["Add", "Mul"])
+@pytest.mark.parametrize("join", slow_lane_except(["Add", "Mul"], "Add", seconds=1))
 @pytest.mark.parametrize(
     ("steps", "floats"), [((1, 0.94), 0), ((1, None), 0), ((None, 1), 0), ((None, None), 1)]
 )
@@ -242,7 +244,7 @@ def test_where_two_products_meet_bytes_are_stored(
 
 
 @needs_avx2
-@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stored", slow_lane_except(["uint8", "int16", "float32"], "int16", "float32"))
 def test_nan_becomes_the_least_byte(stored: str, kind: tuple[str, int]) -> None:
     """Readers need bytes for 7-bit weights, int16 for 8-bit weights, and floats for an addition."""
@@ -306,7 +308,7 @@ def _other_product(graph: Quantized) -> str:
 
 
 @needs_avx2
-@pytest.mark.parametrize("zero", [0, 121])
+@pytest.mark.parametrize("zero", slow_lane_except([0, 121], 121, seconds=1))
 @pytest.mark.parametrize(
     ("between", "names"),
     [
@@ -390,7 +392,7 @@ FUNCTIONS: Mapping[str, Callable[[Quantized, str], str]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("kind", slow_lane_except(KINDS, KINDS[-1], seconds=0.3))
 def test_functions_of_bytes_are_tables_with_the_values_of_onnx_runtime(
     name: str, kind: tuple[str, int]
 ) -> None:
@@ -407,7 +409,7 @@ def test_functions_of_bytes_are_tables_with_the_values_of_onnx_runtime(
     assert any(buffer.shape == (256,) for dag in dags for buffer in dag.buffers)
 
 
-@pytest.mark.parametrize("kind", [("uint8", 121), ("uint8", 0), ("int8", -7)])
+@pytest.mark.parametrize("kind", slow_lane_except(KINDS, KINDS[0]))
 @pytest.mark.parametrize("target", ["vnni", "avx2"])
 def test_a_block_with_swish_and_squeeze_and_excite_stores_bytes(target: str, kind: tuple[str, int]) -> None:
     """As in EfficientNet: a swish, a depthwise convolution, its mean, and the scaling by it."""

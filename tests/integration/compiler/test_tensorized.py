@@ -310,7 +310,9 @@ ARM = {
 
 
 @pytest.mark.skipif(arm_programs.obstacle() is not None, reason=f"{arm_programs.obstacle()}")
-@COPIED_OR_PACKED
+@pytest.mark.parametrize(
+    "constants", [pytest.param((), marks=pytest.mark.slow_lane(seconds=1)), (1,)], ids=["copied", "packed"]
+)
 @pytest.mark.parametrize("name", ARM)
 def test_instructions_of_arm_compute_right_results(
     name: str, constants: tuple[int, ...], tmp_path: Path

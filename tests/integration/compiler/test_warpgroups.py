@@ -27,6 +27,7 @@ from tests.choices import choose
 from tests.cuda_emulator.emulator import EmulationError, TensorMap, compile_batch, host_code
 from tests.cuda_emulator.toolchain import find_nvdisasm, instructions
 from tests.hopper import HOPPER, TARGET
+from tests.marks import slow_lane_except
 from tests.suite import Case
 
 SMALL = {"warpgroups": 1, "columns": 64, "depth": 32, "stages": 3, "tensor maps": 0}
@@ -196,7 +197,7 @@ def test_waits_count_both_operands_as_one_group() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_maps", [0, 1])
+@pytest.mark.parametrize("by_maps", slow_lane_except([0, 1], 1))
 @pytest.mark.parametrize(("operand", "instruction"), [("float16", "HGMMA"), ("int8", "IGMMA")])
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
 def test_the_largest_tile_needs_no_local_memory_and_is_not_serialized(

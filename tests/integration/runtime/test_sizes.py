@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +23,33 @@ Compile = Callable[[bytes, str, tuple[int, ...]], Path]
 Array = NDArray[np.float32]
 
 
+def compile_sizes(parent: Path, model: bytes, name: str, extents: tuple[int, ...]) -> Path:
+    """Compile a model in sizes of a dimension, and return the folder."""
+    file, device = parent / "net.onnx", detect_device(1)
+    file.write_bytes(model)
+    [sizes] = sizes_of([file], {name: extents})
+    for size in sizes:
+        imported = read_onnx(model, size.shapes)
+        folder = parent / "tuned" / size.name
+        folder.mkdir(parents=True)
+        untuned = fuse_untuned(imported, device.target)
+        build_library(untuned, device.target, folder / "model.so")
+        manifest = Manifest(
+            "net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0
+        )
+        (folder / "manifest.json").write_text(manifest.to_json())
+    return parent / "tuned"
+
+
 @pytest.fixture
 def compiled(tmp_path: Path) -> Compile:
-    """Compile a model in sizes of a dimension, and return the folder."""
+    return partial(compile_sizes, tmp_path)
 
-    def compile_(model: bytes, name: str, extents: tuple[int, ...]) -> Path:
-        file, device = tmp_path / "net.onnx", detect_device(1)
-        file.write_bytes(model)
-        [sizes] = sizes_of([file], {name: extents})
-        for size in sizes:
-            imported = read_onnx(model, size.shapes)
-            folder = tmp_path / "tuned" / size.name
-            folder.mkdir(parents=True)
-            untuned = fuse_untuned(imported, device.target)
-            build_library(untuned, device.target, folder / "model.so")
-            manifest = Manifest(
-                "net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0
-            )
-            (folder / "manifest.json").write_text(manifest.to_json())
-        return tmp_path / "tuned"
 
-    return compile_
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a mask, for 4 and 12 tokens."""
+    return compile_sizes(tmp_path_factory.mktemp("masked"), masked_attention(1, "tokens"), "tokens", (12, 4))
 
 
 def drawn(*shape: int) -> Array:
@@ -60,9 +67,9 @@ def same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
 
 
-def test_padding_is_correct_with_a_mask(compiled: Compile) -> None:
+def test_padding_is_correct_with_a_mask(masked: Path) -> None:
     data = masked_attention(1, "tokens")
-    model = load(compiled(data, "tokens", (12, 4)), pad=True)
+    model = load(masked, pad=True)
     assert [size["mask"] for size in model.sizes] == [(1, 4), (1, 12)]
     for tokens in (1, 4, 5, 12):
         inputs = drawn(1, tokens, 16), np.ones((1, tokens), np.float32)
@@ -162,8 +169,8 @@ def test_padding_that_changes_results_is_refused(compiled: Compile) -> None:
         ([drawn(5, 16), drawn(1, 5)], "the model was compiled for inputs of"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(inputs: list[Array], why: str, compiled: Compile) -> None:
-    model = load(compiled(masked_attention(1, "tokens"), "tokens", (4, 12)), pad=True)
+def test_inputs_that_do_not_fit_are_refused(inputs: list[Array], why: str, masked: Path) -> None:
+    model = load(masked, pad=True)
     with pytest.raises(RunError, match=why):
         model(*inputs)
 

@@ -23,6 +23,7 @@ from core.exit_code import ExitCode
 from core.job import UNFINISHED, JobState
 from records.jobs import jobs, tasks
 from records.jobs.jobs import OnnxRuntime
+from tests.marks import slow_lane_except
 from tests.unit.records.farm import put_measured, record, task_spec
 from tunefarm.cli.app import app, run
 from tunefarm.cli.top import Screen
@@ -117,7 +118,7 @@ def test_an_empty_list_says_how_to_fill_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", slow_lane_except([80, 40], 40))
 @pytest.mark.parametrize("command", [["top"], ["jobs", "--live"], ["workers", "--live"]], ids=" ".join)
 def test_live_tables_fit_a_terminal(
     service: Service, worker: Worker, columns: int, command: list[str]

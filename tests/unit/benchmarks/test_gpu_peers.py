@@ -27,14 +27,14 @@ from benchmarks.timing.interleaved import Block, Timings
 from examples import make_models
 from tests import onnx_models
 from tests.devices import GPU
-from tests.marks import slow_except
+from tests.marks import slow_lane_except
 from tests.unit.benchmarks.compiling import Compiling
 from tests.unit.benchmarks.measured import TUNING
 
 PLAN = networks.Plan("dcgan", "float32", 4, None, 1, 2, tiny=True, peer_s=30.0)
 
 
-@pytest.mark.parametrize("network", slow_except(networks.NETWORKS, "dcgan"))
+@pytest.mark.parametrize("network", slow_lane_except(networks.NETWORKS, "dcgan"))
 def test_jax_computes_the_networks(network: str, tmp_path: Path) -> None:
     model = make_models.make(network, tiny=True)
     onnx.save(model, tmp_path / "model.onnx")
