@@ -6,18 +6,19 @@ splits such a function into one that packs and one that computes, and packing th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, GlobalVar
 from tvm.relax.transform import SplitLayoutRewritePreproc
 from tvm.s_tir import SBlock
 
 from compiler.constants.fold import rewrite_functions
+from compiler.constants.permutations import permutations_of
+from compiler.tir_nodes import find_all
 
 # TVM's attribute of a function that lists its constant operands, and its annotation of a block that packs.
 LAYOUT_FREE = "layout_free_buffers"
@@ -115,14 +116,7 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _packing_blocks(func: tirx.PrimFunc) -> list[SBlock]:
-    blocks: list[SBlock] = []
-
-    def collect(block: Any) -> None:
-        if PACKING_ANNOTATION in block.annotations:
-            blocks.append(block)
-
-    tvm_ffi.structural_walk(func.body, [(SBlock, collect)])
-    return blocks
+    return [block for block in find_all(func.body, SBlock) if PACKING_ANNOTATION in block.annotations]
 
 
 def _add_caller(func: tirx.PrimFunc) -> tvm.IRModule:
@@ -150,12 +144,10 @@ class _Packer:
 
     def __init__(self, mod: tvm.IRModule) -> None:
         named = {name.name_hint: func for name, func in mod.functions_items()}
-        packing = {
-            name: func.with_attr("global_symbol", name)
-            for name, func in named.items()
-            if name.endswith(PACKING_SUFFIX)
-        }
-        self._library = tvm.compile(tvm.IRModule(packing), target="llvm")
+        packing = {name: func for name, func in named.items() if name.endswith(PACKING_SUFFIX)}
+        self._functions: dict[str, Any] = {name: permutations_of(func) for name, func in packing.items()}
+        others = {name: func for name, func in packing.items() if self._functions[name] is None}
+        self._functions.update(_compiled(others))
         self._results: dict[tuple[Any, ...], relax.Expr] = {}
 
     def __call__(self, name: str, constants: Sequence[GenericConst], types: Sequence[Any]) -> relax.Expr:
@@ -164,10 +156,18 @@ class _Packer:
         key = (name, *constants)
         if key not in self._results:
             packed = [tvm.runtime.empty(_shape(kind.shape.values), str(kind.dtype)) for kind in types]
-            self._library[name](*(constant.value for constant in constants), *packed)
+            self._functions[name](*(constant.value for constant in constants), *packed)
             values = [relax.const(tensor) for tensor in packed]
             self._results[key] = values[0] if len(values) == 1 else relax.Tuple(values)
         return self._results[key]
+
+
+def _compiled(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, Any]:
+    if not functions:
+        return {}
+    named = {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    library = tvm.compile(tvm.IRModule(named), target="llvm")
+    return {name: library[name] for name in named}
 
 
 @relax.expr_functor.mutator

@@ -18,6 +18,7 @@ from compiler.codegen.compilation import compile_scheduled
 from compiler.codegen.nests import split_nests
 from compiler.codegen.nvcc import last_resources
 from compiler.constants.packing import PACK, PackedConstants, split_packing
+from compiler.constants.permutations import permutations_of
 from compiler.lowering.trace import apply_trace
 from compiler.measuring.compiled_nests import CompiledNests, NestCompiler
 from compiler.packaging.cuda import load_cuda
@@ -94,13 +95,12 @@ class LocalBuilder:
         return _spilled(built.resources, built.build_s) or built
 
     def _build_nests(self, scheduled: tvm.IRModule) -> BuiltKernel:
-        packed = split_packing(scheduled)
-        nests = split_nests((packed.module if packed else scheduled)["main"])
-        functions = [nest.function for nest in nests.nests]
+        packed, pack = split_packing(scheduled), None
         if packed:
-            functions.append(packed.module[PACK])
-        compiled = self._nests.compile(functions)
-        pack = compiled.pop() if packed else None
+            packing = packed.module[PACK]
+            pack = permutations_of(packing) or self._nests.compile([packing])[0]
+        nests = split_nests((packed.module if packed else scheduled)["main"])
+        compiled = self._nests.compile([nest.function for nest in nests.nests])
         calls = CompiledNests(nests, tuple(compiled))
         library = self._nests.call_list
         return BuiltKernel(library, library["main"], 0.0, packed, pack, nests=calls)
