@@ -18,6 +18,9 @@ A vector of columns that is widened takes as long as half of a multiply-add. A s
 weights has the dot products of the whole block, and those that add up its rows.
 A step of AMX's tiles takes as long as its loads or its instructions, and a share of the sums' loads and
 stores, which stay in tiles along the reduction.
+x86's pmaddubsw and pmaddwd multiply in one instruction, and another adds the products to the sums. So a sum
+waits for an addition only, but the products take a register, and so do pmaddubsw's ones. LLVM doesn't load a
+row's vectors again to save registers.
 A block of halves (search.sketches.half_products) is converted and added to sums of float32. Where these lack
 registers, they are loaded and stored for every block.
 The node takes as many steps as it has iterations, minus those that add known zeros (search.cost.sparsity).
@@ -40,7 +43,14 @@ from search.cost.tile_traffic import copied_at
 from search.dag import BufferAccess, Dag, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.compute_location import is_inline_value
-from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
+from search.programs.nest import (
+    Floats,
+    Nest,
+    elements_of,
+    region,
+    touched_elements,
+    vector_instructions,
+)
 from search.programs.program import Population
 from search.sketches.block_products import BlockProduct
 from search.sketches.factors import Ints
@@ -63,6 +73,8 @@ LOOP_INSTRUCTIONS = 5
 SCHEDULER = 96
 # A load of a vector that was just stored, on Zen 4 and similar cores.
 FORWARD_CYCLES = 7
+# The latency of an addition of integers.
+ADD_CYCLES = 1.0
 # The instructions after each block of halves: two that convert a vector of them, and two that add it to sums,
 # which take two registers. The sums are loaded and stored in pairs.
 CONVERTED, RELOADED, SUM_REGISTERS = 4, 2, 2
@@ -76,7 +88,7 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     factors, issue = parameters.factors, body.issue
     loads, is_stored = _loads_of_all(population, nest, body, parameters)
     # The next step on sums in memory waits until they are stored.
-    latency = parameters.latency_cycles + FORWARD_CYCLES * is_stored / body.steps
+    latency = body.latency + FORWARD_CYCLES * is_stored / body.steps
     chains = body.accumulators * _overlapping(body, factors.window)
     chained = body.accumulators * latency / np.minimum(chains, issue * latency)
     arithmetic = body.accumulators * body.products + body.converted
@@ -84,8 +96,8 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
     step = np.maximum.reduce(
         [arithmetic / issue, loads / parameters.loads, chained, instructions / parameters.dispatch]
     )
-    missing = body.accumulators + body.operands - parameters.registers
-    spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
+    missing = body.accumulators + body.operands - body.registers
+    spills = body.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the reduction.
     step = step + spills + 2 * body.accumulators / issue / body.kept + factors.loop_cycles / body.unrolled
     # A partial tile takes as long as a full one.
@@ -99,6 +111,9 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
         # The sums of one product stay in tiles while the loops go along the reduction.
         kept = np.where(products == 1, body.chain, 1)
         step = products * _product_cycles(product, kept, parameters)
+    cycles = steps * step
+    if isinstance(product, Intrinsic) and parameters.folds_loads:
+        cycles = cycles + _hoisted_cycles(population, nest, body)
     return {
         "vector_width": body.width.astype(np.float64),
         "vector_waste": body.instructions * body.lanes / body.width,
@@ -106,8 +121,33 @@ def register_terms(population: Population, nest: Nest, parameters: CostParameter
         "loads_per_fma": loads / body.accumulators,
         "spills": spills,
         "inner_reduction": body.kept,
-        "cycles": steps * step,
+        "cycles": cycles,
     }
+
+
+def _hoisted_cycles(population: Population, nest: Nest, body: _Body) -> Floats:
+    """Return [programs]: the cycles of storing the rows of x86's dot products that LLVM broadcasts ahead of a
+    loop.
+
+    If the loop around an unrolled body moves only the columns, the body reads the same rows in each of its
+    iterations. LLVM loads and broadcasts them once before that loop. Where these vectors exceed the
+    registers, it stores them on the stack, one per cycle.
+    """
+    dag, tile = population.sketch.dag, body.tile.prod(axis=0)
+    loops, programs = nest.by_loop(), np.arange(len(population))
+    elements = loops.inside.prod(axis=1)
+    at = np.argmax(elements <= unrolled_steps(population, nest) * tile * body.depth, axis=0)
+    iterations = elements[0] / elements[at, programs]
+    free = body.registers - body.accumulators - body.operands
+    cycles = np.zeros(len(population))
+    for read in nest.node.reads:
+        if nest.node.vector_axis in read.axes:
+            continue
+        shape = dag.buffer[read.buffer].shape
+        vectors = elements_of(region(read, loops.inside, shape))[at, programs] / body.depth
+        visits = loops.visits(read)[at, programs]
+        cycles = cycles + np.where((visits < iterations) & (vectors > free), vectors * visits, 0.0)
+    return cycles
 
 
 def _product_cycles(product: TileProduct, kept: Floats, parameters: CostParameters) -> Floats:
@@ -137,7 +177,8 @@ class _Body:
     per cycle. A load has at most `loaded` lanes. Each step has `products` multiply-adds for each accumulator,
     and takes as long as `converted` more. These are its share of the instructions after a block of halves, or
     columns that are widened. With packed weights, they are the rows of a block, which are added up for the
-    zero points.
+    zero points. Sums and operands share the `registers`. A step waits `latency` cycles for the previous one
+    on the same sum, and takes `spill_cycles` more if this sum is in memory.
     """
 
     tile: Ints
@@ -159,6 +200,9 @@ class _Body:
     issue: float
     products: int
     converted: Floats
+    registers: Floats
+    latency: float
+    spill_cycles: float
 
     @property
     def chain(self) -> Floats:
@@ -186,6 +230,12 @@ class _Body:
         accumulators = rows * instructions
         level = nest.depth - 2
         intrinsic = intrinsic_of(nest.stage)
+        adds_apart = isinstance(intrinsic, Intrinsic) and intrinsic.adds_apart
+        taken = np.zeros_like(instructions)
+        if isinstance(intrinsic, Intrinsic) and adds_apart:
+            # The ones, and products beside a row that the next vector needs.
+            taken = intrinsic.narrow + (instructions > 1).astype(np.float64)
+        registers = parameters.registers - taken
         depth = intrinsic.instruction_depth if intrinsic else 1
         steps = nest.trips(level) / depth
         between, outer = _loops_between(nest)
@@ -194,12 +244,12 @@ class _Body:
         stay = (between == 1) | (is_flat & (accumulators * between < parameters.registers))
         # LLVM computes row by row, so a row's vectors stay in registers for the next row.
         vectors = np.where(rows > 1, instructions, 1.0)
-        reloads = parameters.folds_loads & (accumulators + vectors + 1 > parameters.registers)
+        reloads = (not adds_apart) & parameters.folds_loads & (accumulators + vectors + 1 > registers)
         operands = np.where(reloads, 1.0, vectors) + 1
         converted = np.zeros_like(accumulators)
         if in_blocks:
             needed = (1 + SUM_REGISTERS) * accumulators + operands
-            each = CONVERTED + np.where(needed > parameters.registers, RELOADED, 0)
+            each = CONVERTED + np.where(needed > registers, RELOADED, 0)
             converted = accumulators * each / _block_terms(nest.trips(level))
         products = 1
         if isinstance(intrinsic, BlockProduct):
@@ -207,6 +257,11 @@ class _Body:
             converted = products * rows
         elif isinstance(intrinsic, Intrinsic) and intrinsic.is_widened:
             converted = WIDENED * instructions
+        issue = parameters.issue_of(intrinsic.rate if intrinsic else dtype)
+        spill_cycles = parameters.factors.spill_cycles
+        if adds_apart:
+            # A step on a sum in memory takes as long as one of float32.
+            spill_cycles = max(spill_cycles + 1 / parameters.issue_of("float32") - 1 / issue, 0.0)
         return cls(
             tile=tile,
             width=width,
@@ -224,9 +279,12 @@ class _Body:
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
-            issue=parameters.issue_of(intrinsic.rate if intrinsic else dtype),
+            issue=issue,
             products=products,
             converted=converted,
+            registers=registers,
+            latency=ADD_CYCLES if adds_apart else parameters.latency_cycles,
+            spill_cycles=spill_cycles,
         )
 
 
@@ -273,12 +331,10 @@ class _Operand:
     distant: NDArray[np.bool_]
 
     @classmethod
-    def of(
-        cls, nest: Nest, body: _Body, read: BufferAccess, vectors: Floats, dag: Dag, registers: int
-    ) -> _Operand:
+    def of(cls, nest: Nest, body: _Body, read: BufferAccess, vectors: Floats, dag: Dag) -> _Operand:
         repeats = _repeats(nest, read)
         # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
-        kept = vectors * body.chain <= registers - body.accumulators - 1
+        kept = vectors * body.chain <= body.registers - body.accumulators - 1
         in_loop = np.where(kept, repeats, 1.0)
         one = body.instructions if nest.node.vector_axis in read.axes else np.ones_like(vectors)
         if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
@@ -304,12 +360,10 @@ def _loads_of_all(
     them from memory."""
     dag = population.sketch.dag
     operands = [
-        _Operand.of(
-            nest, body, read, _vectors_of(population, nest, body, read, parameters), dag, parameters.registers
-        )
+        _Operand.of(nest, body, read, _vectors_of(population, nest, body, read, parameters), dag)
         for read in nest.node.reads
     ]
-    missing, is_spilled = _missing(operands, body, parameters.registers)
+    missing, is_spilled = _missing(operands, body)
     loads = np.zeros(len(population))
     for read, operand, reloaded in zip(nest.node.reads, operands, missing, strict=True):
         slots = np.ones_like(loads)
@@ -329,9 +383,7 @@ def _loads_of_all(
     return loads, is_spilled | is_stored
 
 
-def _missing(
-    operands: Sequence[_Operand], body: _Body, registers: int
-) -> tuple[Sequence[Floats], NDArray[np.bool_]]:
+def _missing(operands: Sequence[_Operand], body: _Body) -> tuple[Sequence[Floats], NDArray[np.bool_]]:
     """Return [programs]: for each operand, the fraction of the steps that load it again because an unrolled
     body lacks registers, and whether sums are in memory instead.
 
@@ -339,7 +391,7 @@ def _missing(
     often than a sum, so sums are in memory.
     """
     sums = body.accumulators * np.where(body.stay, body.between, 1)
-    lacking = np.maximum(sums + sum(operand.held for operand in operands) - registers, 0.0)
+    lacking = np.maximum(sums + sum(operand.held for operand in operands) - body.registers, 0.0)
     lacking = np.where(body.is_flat, lacking, 0.0)
     is_spilled = body.stay & (body.between > 1) & (body.steps == 1) & (lacking > 0)
     lacking = np.where(is_spilled, 0.0, lacking)
@@ -397,7 +449,7 @@ def _joined(
         return ones
     lanes = parameters.device.lanes(population.sketch.dag.buffer[read.buffer].item_bytes) // body.depth
     steps = nest.extents[nest.depth - 2, innermost] // body.depth
-    fits = body.accumulators + body.instructions + rows <= parameters.registers
+    fits = body.accumulators + body.instructions + rows <= body.registers
     is_loop = body.unrolled < steps  # a loop that is unrolled has no lanes to load
     is_inline = is_inline_value(population, read.buffer)
     return np.where(fits & is_loop & ~is_inline & (steps % lanes == 0), lanes, ones)

@@ -72,6 +72,12 @@ class Intrinsic:
         return self.instruction_depth
 
     @property
+    def adds_apart(self) -> bool:
+        """Whether one instruction multiplies, and another adds the products to the sums: x86's pmaddubsw and
+        pmaddwd."""
+        return self.narrow or self.rows == "int16"
+
+    @property
     def is_widened(self) -> bool:
         """Whether it widens the columns to the rows' type before it multiplies them."""
         return (self.rows, self.columns) == ("int16", "int8")
