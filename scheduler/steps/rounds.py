@@ -31,9 +31,12 @@ from scheduler.steps import attempts, onnx_runtime, tvmscripts, waiting_messages
 from search.objectives import EARLY_STOPPING
 from system import tracing
 
-# The trials of a batch for each device of the class, and the largest fraction of the budget's rest.
-TRIALS_PER_DEVICE = 4
+# The trials of a batch for each device of the class, at most if planning is slow, and the largest fraction of
+# the budget's rest.
+TRIALS_PER_DEVICE, MAX_TRIALS_PER_DEVICE = 4, 16
 LARGEST_BATCH = 1 / 8
+# A batch lasts for this many times as long as the last round took, so that planning keeps ahead.
+BATCH_MARGIN = 1.25
 # For this long after a look at a job that had enough open trials, wake-ups only count these.
 LOOK_INTERVAL_S = 1.0
 # The time to compile and time the model at the end, in multiples of the import's time.
@@ -130,7 +133,7 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     assert device_class is not None, "a job that tunes has a device class"
     device = devices.get_class(session, device_class)
     capacity = workers.capacity(session, device_class, context.now())
-    batch_size = _batch_size(context, capacity.devices, left)
+    batch_size = _batch_size(context, group.tuning[0].id, capacity, left)
     lookahead = _lookahead(session, context, group.tuning[0], device, capacity, batch_size)
     if not lookahead.is_due(open_trials):
         # To count all trials takes longer with each.
@@ -155,11 +158,15 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
     return RoundPlan(num_trials, issuable, imported, uncovered, searched, reached)
 
 
-def _batch_size(context: Context, devices_there: int, left: int) -> int:
+def _batch_size(context: Context, planner_id: str, capacity: Capacity, left: int) -> int:
     """Return the number of trials of a batch: a few for each device of the class, so that none waits for the
-    next one. A small budget is still planned in several batches, because each learns from the one before.
+    next one. There are more if devices measure those in less time than the last round took: in a large batch,
+    a trial takes less planning. A small budget is still planned in several batches, because each learns from
+    the one before.
     """
-    fleet = min(TRIALS_PER_DEVICE * devices_there, int(LARGEST_BATCH * left))
+    measured = int(BATCH_MARGIN * context.planning_s.get(planner_id, 0.0) * capacity.trials_per_s)
+    fleet = max(TRIALS_PER_DEVICE * capacity.devices, measured)
+    fleet = min(fleet, MAX_TRIALS_PER_DEVICE * capacity.devices, int(LARGEST_BATCH * left))
     return max(context.settings.batch_size, fleet)
 
 

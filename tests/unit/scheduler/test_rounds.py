@@ -655,3 +655,28 @@ def test_rounds_are_planned_before_a_fleet_runs_out_of_trials(
         plan(farm)
         counts.append(pending(farm))
     assert counts[-2] == counts[-1] in range(80, 100)
+
+
+def test_a_batch_holds_what_devices_measure_while_it_is_planned(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten devices measure 20 trials a second. Their 40 trials don't last for a round of 4 or 12 seconds."""
+    plan_batch, planning_s, sizes = batch.plan_batch, 4.0, []
+
+    def take_seconds(*arguments: Any, **named: Any) -> Any:
+        farm.now += planning_s
+        sizes.append(arguments[3])
+        return plan_batch(*arguments, **named)
+
+    monkeypatch.setattr(rounds, "plan_batch", take_seconds)
+    farm.restart(plan_ahead=1)
+    register_others(farm, 9)
+    begin(farm, trials=10_000)
+    with farm.database.begin() as session:
+        session.execute(update(WorkerRow).values(trial_s=0.5))
+    plan(farm)
+    planning_s = 12.0
+    plan(farm)
+    plan(farm)
+    per_s = 20 * rounds.BATCH_MARGIN
+    assert sizes[-3:] == [4 * per_s, 4 * per_s, rounds.MAX_TRIALS_PER_DEVICE * 10]
