@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -173,21 +173,23 @@ def plan_batch(
     epsilon: float,
     *,
     is_last: bool,
-) -> list[NewTrial]:
-    """Return up to `trials` trials, at most `trials_per_pick` for each pick of the allocator, which picks a
-    random task with probability `epsilon`. There are fewer if the spaces are exhausted. Some trials remeasure
-    possibly fastest traces, more of them in the last batch, and every fastest trace that was disturbed.
+) -> Iterator[NewTrial]:
+    """Yield up to `trials` trials, task by task, at most `trials_per_pick` for each pick of the allocator,
+    which picks a random task with probability `epsilon`. There are fewer if the spaces are exhausted. Some
+    trials remeasure possibly fastest traces, more of them in the last batch, and every fastest trace that was
+    disturbed.
     """
-    batch: list[NewTrial] = []
-    while len(batch) < trials:
+    planned = 0
+    while planned < trials:
         progress = [one.progress for one in rounds]
         shares: Counter[int] = Counter()
-        for index, count in next_tasks(progress, trials - len(batch), trials_per_pick, rng, epsilon):
+        for index, count in next_tasks(progress, trials - planned, trials_per_pick, rng, epsilon):
             shares[index] += count
         if not shares:
             break
         for index, share in shares.items():
             count = remeasurement_count(share, rng, is_last=is_last)
             repeats = rounds[index].remeasure(max(count, rounds[index].history.doubtful is not None))
-            batch += repeats + rounds[index].explore(model, rng, share - len(repeats))
-    return batch
+            found = repeats + rounds[index].explore(model, rng, share - len(repeats))
+            planned += len(found)
+            yield from found

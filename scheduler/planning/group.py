@@ -44,6 +44,11 @@ class Group:
         return next(iter(self.tuning), None)
 
     @property
+    def trials_left(self) -> int:
+        """The trials that the common budget leaves; negative if untried tasks got more."""
+        return self.jobs[0].request.budget.trials - sum(job.trials_issued for job in self.jobs)
+
+    @property
     def started_at(self) -> float | None:
         """When the first of them started."""
         return min((job.started_at for job in self.jobs if job.started_at is not None), default=None)

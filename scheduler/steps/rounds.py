@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -39,6 +40,8 @@ LARGEST_BATCH = 1 / 8
 BATCH_MARGIN = 1.25
 # For this long after a look at a job that had enough open trials, wake-ups only count these.
 LOOK_INTERVAL_S = 1.0
+# The trials that one transaction stores: meanwhile, devices that report results of the job wait.
+STORED_TOGETHER = 128
 # The time to compile and time the model at the end, in multiples of the import's time.
 PUBLISHING_RATIO = 1.3
 
@@ -126,21 +129,20 @@ def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
         for job in group.tuning:
             trials.drop_pending(session, job.id, keep_repeats=True)
         return RoundPlan(trials=0, issuable=0, reached=reached)
-    left = group.jobs[0].request.budget.trials - sum(job.trials_issued for job in group.jobs)
     job_ids = tuple(job.id for job in group.jobs)
     open_trials = jobs.count_open(session, job_ids)
     device_class = group.tuning[0].device_class
     assert device_class is not None, "a job that tunes has a device class"
     device = devices.get_class(session, device_class)
     capacity = workers.capacity(session, device_class, context.now())
-    batch_size = _batch_size(context, group.tuning[0].id, capacity, left)
+    batch_size = _batch_size(context, group.tuning[0].id, capacity, group.trials_left)
     lookahead = _lookahead(session, context, group.tuning[0], device, capacity, batch_size)
     if not lookahead.is_due(open_trials):
         # To count all trials takes longer with each.
         context.enough_trials[group.tuning[0].id] = EnoughTrials(job_ids, lookahead, context.now())
         return RoundPlan(trials=0, issuable=open_trials.total)
-    if left > 0 and context.must_not_disturb(session, device):
-        return RoundPlan(trials=0, issuable=left)
+    if group.trials_left > 0 and context.must_not_disturb(session, device):
+        return RoundPlan(trials=0, issuable=group.trials_left)
     budget = read_remaining(session, group)
     # A search that found nothing new finds nothing until the next result arrives.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
@@ -225,7 +227,7 @@ def _curve(session: Session, group: Group) -> list[forecast.Point]:
 
 
 def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
-    """Plan a batch and issue it; return its number of trials."""
+    """Plan a batch and issue it, in parts while the rest is planned; return its number of trials."""
     job, settings = group.tuning[0], context.settings
     with context.database.begin() as session:
         snapshot = read_snapshot(session, job, plan.tasks, context.record_cache, context.trial_cache)
@@ -239,7 +241,7 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
     # Divide a small budget among all tasks.
     share = max(job.request.budget.trials // max(len(rounds), 1), 1)
     with tracing.span("search"):
-        batch = plan_batch(
+        searched = plan_batch(
             rounds,
             trained.model,
             np.random.default_rng((job.request.seed, snapshot.round)),
@@ -248,25 +250,32 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
             settings.epsilon,
             is_last=plan.is_last,
         )
-    with context.database.begin() as session:
-        return _store(session, context, job, [*plan.imported, *fallbacks, *batch])
+        return _store(context, job, chain(plan.imported, fallbacks, searched))
 
 
-def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
-    """Issue the batch unless the planner's state has changed, and store when the jobs are expected to end.
+def _store(context: Context, planner: Job, batch: Iterable[NewTrial]) -> int:
+    """Issue the batch in parts until the planner's state changes. Store when the jobs are expected to end.
     Return the number of issued trials.
     """
-    jobs.lock(session, planner.id)
-    group = Group.read(session, planner)
-    if group.planner is None or group.planner.id != planner.id:
-        return 0
-    # If the claim lapsed during planning, another scheduler may have used a part of the budget.
-    remaining = read_remaining(session, group)
-    issued = _issue(session, context, group, batch[: remaining.issuable])
-    left = max(remaining.trials, issued) + remaining.num_open
-    expected = _expected_end(session, group, left, context.now()) if issued else None
-    for one in group.tuning:
-        jobs.set_expected_end(session, one.id, expected)
+    rest, issued, is_first = iter(batch), 0, True
+    while (part := list(islice(rest, STORED_TOGETHER))) or is_first:
+        with context.database.begin() as session:
+            jobs.lock(session, planner.id)
+            group = Group.read(session, planner)
+            if group.planner is None or group.planner.id != planner.id:
+                break
+            # If the claim lapsed during planning, another scheduler may have used a part of the budget.
+            allowed = group.trials_left
+            if is_first or allowed < len(part):
+                remaining = read_remaining(session, group)
+                allowed = remaining.issuable
+            new = _issue(session, context, group, part[:allowed])
+            if is_first:
+                left = max(remaining.trials, new) + remaining.num_open
+                expected = _expected_end(session, group, left, context.now()) if new else None
+                for one in group.tuning:
+                    jobs.set_expected_end(session, one.id, expected)
+        issued, is_first = issued + new, False
     return issued
 
 

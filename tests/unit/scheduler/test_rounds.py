@@ -680,3 +680,44 @@ def test_a_batch_holds_what_devices_measure_while_it_is_planned(
     plan(farm)
     per_s = 20 * rounds.BATCH_MARGIN
     assert sizes[-3:] == [4 * per_s, 4 * per_s, rounds.MAX_TRIALS_PER_DEVICE * 10]
+
+
+def test_the_first_trials_of_a_batch_are_issued_while_the_rest_is_planned(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_batch, waiting = batch.plan_batch, []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        for trial in plan_batch(*arguments, **named):
+            waiting.append(pending(farm))
+            yield trial
+
+    monkeypatch.setattr(rounds, "plan_batch", counted)
+    monkeypatch.setattr(rounds, "STORED_TOGETHER", 3)
+    farm.restart(batch_size=8)
+    begin(farm, trials=8)
+    assert waiting[-8:] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert pending(farm) == 8
+    assert farm.finish().trials_done == 8
+
+
+def test_no_more_trials_are_issued_once_a_job_is_cancelled(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_batch, planned = batch.plan_batch, []
+
+    def cancelling(*arguments: Any, **named: Any) -> Any:
+        for trial in plan_batch(*arguments, **named):
+            planned.append(trial)
+            if len(planned) == 5:
+                with farm.database.begin() as session:
+                    jobs.cancel(session, "job", farm.now)
+            yield trial
+
+    monkeypatch.setattr(rounds, "plan_batch", cancelling)
+    monkeypatch.setattr(rounds, "STORED_TOGETHER", 3)
+    farm.restart(batch_size=9)
+    begin(farm, trials=9)
+    assert len(planned) == 6
+    assert pending(farm) == 0
+    assert farm.job().state is JobState.CANCELLED
