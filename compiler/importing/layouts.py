@@ -17,6 +17,9 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
     "relax.nn.conv3d_transpose": (relax.op.nn.conv3d_transpose, "NCDHW", "IODHW"),
 }
 
+# Operators that a permutation of both operands and one of the result commute with.
+_ELEMENTWISE = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
+
 
 def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
     """Number axes from the front. TVM's conversion of layouts (0.27) expects that for these operators.
@@ -33,8 +36,9 @@ def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
-    """Compute transposed convolutions channels-first, and pad where layouts are converted back. The layout
-    conversion before gives operators the layouts of their neighbours, except pads.
+    """Compute transposed convolutions channels-first, and pad and add where layouts are converted back. The
+    layout conversion before gives operators the layouts of their neighbours, except pads, and operators
+    between permutations of the model's own.
 
         gv = conv2d_transpose(x, w, data_layout="NHWC", kernel_layout="IOHW")
     ->
@@ -47,6 +51,13 @@ def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
         gv = permute_dims(lv1, axes=[0, 2, 3, 1])
     ->
         gv = nn.pad(x, (0, 0, 1, 1, 1, 1, 0, 0))
+
+        lv = permute_dims(x, axes=[0, 3, 1, 2])
+        lv1 = permute_dims(y, axes=[0, 3, 1, 2])
+        lv2 = add(lv, lv1)
+        gv = permute_dims(lv2, axes=[0, 2, 3, 1])
+    ->
+        gv = add(x, y)
     """
     return rewrite_functions(mod, lambda function: _Converter(mod).visit_expr(function))
 
@@ -74,7 +85,9 @@ class _Converter(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         if getattr(call.op, "name", "") == "relax.permute_dims":
-            return self._padded(call)
+            return self._padded(call) or self._permuted_once(call)
+        if getattr(call.op, "name", "") in _ELEMENTWISE:
+            return self._permuted_after(call)
         lowerable = _CHANNELS_FIRST.get(getattr(call.op, "name", ""))
         if lowerable is None:
             return call
@@ -99,18 +112,43 @@ class _Converter(relax.PyExprMutator):
         )
         return self.builder_.normalize(_permuted(result, data_layout, attrs.out_layout))
 
-    def _padded(self, call: Call) -> relax.Expr:
-        """Return a pad without the permutations before and after it; other permutations unchanged."""
+    def _padded(self, call: Call) -> relax.Expr | None:
+        """Return a pad without the permutations before and after it; None for other permutations."""
         pad = bound_call(self, call.args[0], "nn.pad")
         before = None if pad is None else bound_call(self, pad.args[0], "permute_dims")
         if pad is None or before is None:
-            return call
+            return None
         first, second = _axes(before), _axes(call)
         if [first[axis] for axis in second] != [*range(len(first))]:
-            return call
+            return None
         widths = [int(extent) for extent in pad.attrs.pad_width]
         moved = [extent for axis in second for extent in widths[2 * axis : 2 * axis + 2]]
         return relax.op.nn.pad(before.args[0], moved, pad.attrs.pad_mode, pad.attrs.pad_value)
+
+    def _permuted_once(self, call: Call) -> relax.Expr:
+        """Return one permutation for two, or their operand if the second undoes the first."""
+        before = self._permutation(call.args[0])
+        if before is None:
+            return call
+        first = _axes(before)
+        axes = [first[axis] for axis in _axes(call)]
+        source = before.args[0]
+        return source if axes == [*range(len(axes))] else relax.op.permute_dims(source, axes)
+
+    def _permuted_after(self, call: Call) -> relax.Expr:
+        """Return the permuted result of an operator of two equally permuted operands; other calls
+        unchanged."""
+        left, right = map(self._permutation, call.args)
+        if left is None or right is None or _axes(left) != _axes(right):
+            return call
+        result = self.builder_.emit(Call(call.op, [left.args[0], right.args[0]], call.attrs, call.ty_args))
+        return self.builder_.normalize(relax.op.permute_dims(result, _axes(left)))
+
+    def _permutation(self, expr: relax.Expr) -> Call | None:
+        """Return the permutation that a variable is bound to, also by another name; None for others."""
+        while isinstance(expr, relax.Var) and isinstance(bound := self.lookup_binding(expr), relax.Var):
+            expr = bound
+        return bound_call(self, expr, "permute_dims")
 
 
 def _axes(call: Call) -> list[int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from compiler.constants.fold import static_shape
+from compiler.importing.layouts import convert_unsupported_layouts
 from compiler.importing.model import (
     ExtractedTask,
     checked_model,
@@ -52,6 +53,57 @@ def test_clips_fuse_with_depthwise_convolutions_and_stay_channels_last() -> None
         "conv2d_add 1x4x4x24 1x1x24x8 -> 1x4x4x8",
         "transpose 1x4x4x8 -> 1x8x4x4",
     ]
+
+
+@pytest.mark.parametrize("kind", ["add", "subtract", "multiply", "divide"])
+def test_operators_between_permutations_join_their_producers(kind: str) -> None:
+    """As in ConvNeXt, whose products are channels-last between convolutions."""
+    builder = Builder()
+    x = builder.op("Conv", "x", builder.weight(16, 8, 3, 3), pads=[1, 1, 1, 1])
+    first = builder.op("MatMul", builder.op("Transpose", x, perm=[0, 2, 3, 1]), builder.weight(16, 16))
+    second = builder.op("MatMul", first, builder.weight(16, 16))
+    operands = [builder.op("Transpose", one, perm=[0, 3, 1, 2]) for one in (first, second)]
+    joined = builder.op(kind.title()[:3], *operands)
+    y = builder.op("Conv", joined, builder.weight(8, 16, 3, 3), pads=[1, 1, 1, 1])
+    names = [task.name.split()[0] for task in _tasks(builder.model({"x": (1, 8, 6, 6)}, {y: None}))]
+    assert names == ["transpose", "conv2d_transpose", "matmul", f"matmul_{kind}", "conv2d", "transpose"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "left"),
+    [
+        pytest.param([0, 3, 1, 2], [0, 2, 3, 1], None, id="undone"),
+        pytest.param([0, 3, 1, 2], [0, 3, 1, 2], [0, 2, 3, 1], id="joined"),
+        pytest.param([0, 1, 3, 2], [3, 2, 1, 0], [2, 3, 1, 0], id="of different kinds"),
+    ],
+)
+def test_a_permutation_of_a_permutation_is_one(
+    first: list[int], second: list[int], left: list[int] | None
+) -> None:
+    x = relax.Var("x", relax.TensorType((2, 3, 4, 5), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            inner = builder.emit(relax.op.permute_dims(x, first))
+            result = builder.emit_output(builder.emit(relax.op.permute_dims(inner, second)))
+        builder.emit_func_output(result)
+    text = convert_unsupported_layouts(builder.get()).script()
+    assert re.findall(r"permute_dims\(\w+, axes=\[([\d, ]*)\]", text) == (
+        [] if left is None else [", ".join(map(str, left))]
+    )
+
+
+@pytest.mark.parametrize("order", [[0, 1, 3, 2], None])
+def test_differently_permuted_operands_stay(order: list[int] | None) -> None:
+    x, y = (relax.Var(name, relax.TensorType((4, 4, 4, 4), "float32")) for name in "xy")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
+            second = y if order is None else builder.emit(relax.op.permute_dims(y, order))
+            result = builder.emit_output(relax.op.add(first, second))
+        builder.emit_func_output(result)
+    tvm.ir.assert_structural_equal(convert_unsupported_layouts(builder.get()), builder.get())
 
 
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp", "ArgMax", "Softmax")
