@@ -174,7 +174,7 @@ def test_kernels_have_the_instructions_that_were_meant(product: tuple[Case, str]
     assert counts["LDL"] + counts["STL"] == 0, "nothing lies in local memory"
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_padded_operands_are_copied_asynchronously(dtype: str, tmp_path: Path) -> None:

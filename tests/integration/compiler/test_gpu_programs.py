@@ -107,7 +107,7 @@ def test_random_programs_agree_with_the_reference() -> None:
     assert not found, "\n\n".join(map(str, found))
 
 
-@pytest.mark.slow_lane(seconds=20)
+@pytest.mark.slow_lane(seconds=15)
 @pytest.mark.timeout(900)
 def test_tensor_cores_agree_with_the_reference() -> None:
     """CUDA's compilers take all cases of an element type together."""

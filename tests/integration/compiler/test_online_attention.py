@@ -77,13 +77,13 @@ def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> d
             GroupedAttention("attention", (8, 18, 70, 24, True), dtype="bfloat16"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads",
-            marks=pytest.mark.slow_lane(seconds=3),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             GroupedAttentionInTf32("attention", (8, 18, 70, 24, True), dtype="float32"),
             [_tile(2, 1, 2, 2), _tile(1, 2, 4, 1)],
             id="grouped heads in TF32",
-            marks=pytest.mark.slow_lane(seconds=3),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             AttentionInTf32("attention", (2, 19, 83, 40, True)),
@@ -106,7 +106,7 @@ def _tile(warps: int, rows: int, columns: int, stages: int, parts: int = 1) -> d
             AttentionOfHalves("attention", (3, 64, 64, 64, False), dtype="float16"),
             [_tile(4, 1, 2, 2), _tile(2, 2, 4, 1)],
             id="whole tiles",
-            marks=pytest.mark.slow_lane(seconds=3),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
     ],
 )
@@ -176,7 +176,7 @@ class Ordered(Case):
         return Expected.of(expected.astype(actual.dtype), None, rounding).difference(actual)
 
 
-@pytest.mark.slow_lane(seconds=3)
+@pytest.mark.slow_lane(seconds=4)
 @pytest.mark.parametrize(
     "case",
     [
@@ -198,7 +198,7 @@ def test_warps_may_share_queries(case: Case) -> None:
     assert not wrong, "\n\n".join(map(str, wrong))
 
 
-@pytest.mark.slow_lane(seconds=3)
+@pytest.mark.slow_lane(seconds=4)
 @pytest.mark.parametrize("dtype", ["float16", "tf32", "float32"])
 @pytest.mark.parametrize("by_rows", [(True, False), (False, True)], ids=["values turned", "keys turned"])
 def test_keys_and_values_may_be_turned(dtype: str, by_rows: tuple[bool, bool]) -> None:
@@ -248,7 +248,7 @@ def _unspilled_instructions(found: Candidate, folder: Path) -> Counter[str]:
     return instructions(folder / "cubin")
 
 
-@pytest.mark.slow_lane(seconds=3)
+@pytest.mark.slow_lane(seconds=4)
 @pytest.mark.skipif(find_nvdisasm() is None, reason="nvidia-cuda-nvdisasm isn't installed")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_parts_of_keys_stay_in_registers_until_they_are_added_up(dtype: str, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_products_in_tf32_are_instructions_of_tensor_cores(tmp_path: Path) -> No
     ("warps", "rows", "columns"),
     [
         (4, 1, 4),
-        pytest.param(4, 2, 4, marks=pytest.mark.slow_lane(seconds=3)),
+        pytest.param(4, 2, 4, marks=pytest.mark.slow_lane(seconds=4)),
         pytest.param(2, 2, 8, marks=pytest.mark.slow_lane(seconds=4)),
     ],
 )

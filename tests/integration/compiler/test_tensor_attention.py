@@ -50,13 +50,13 @@ def _tile(
             (2, 17, 33, 40, True),
             [_tile((1, 2), (2, 1, 1), 2, 16), _tile((2, 4), (1, 1, 4), 1, 64)],
             id="odd",
-            marks=pytest.mark.slow_lane(seconds=15),
+            marks=pytest.mark.slow_lane(seconds=4),
         ),
         pytest.param(
             (2, 32, 64, 32, False),
             [_tile((2, 1), (1, 2, 2), 2, 0)],
             id="whole tiles",
-            marks=pytest.mark.slow_lane(seconds=10),
+            marks=pytest.mark.slow_lane,
         ),
     ],
 )

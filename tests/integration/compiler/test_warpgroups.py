@@ -77,7 +77,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow_lane(seconds=30)
+@pytest.mark.slow_lane(seconds=1)
 @pytest.mark.parametrize(("case", "tile"), CASES, ids=str)
 def test_results_are_right(case: Case, tile: dict[str, int], tmp_path: Path) -> None:
     source, scheduled = compiled(case.module(), tile)
@@ -108,7 +108,7 @@ def test_right_operands_stored_by_columns_are_read_as_they_lie(
     np.testing.assert_array_equal(result, first.astype(result.dtype) @ second.astype(result.dtype).T)
 
 
-@pytest.mark.slow_lane(seconds=10)
+@pytest.mark.slow_lane(seconds=1)
 def test_pixels_are_the_rows_of_a_matrix(tmp_path: Path) -> None:
     pixels = te.placeholder((9, 10, 256), "float16", name="A")
     weight = te.placeholder((1, 256, 72), "float16", name="B")
@@ -170,7 +170,7 @@ FAULTS: list[tuple[str, dict[str, int], Callable[[str], str]]] = [
 ]
 
 
-@pytest.mark.slow_lane(seconds=30)
+@pytest.mark.slow_lane(seconds=1)
 @pytest.mark.parametrize(("message", "tile", "fault"), FAULTS)
 def test_a_missing_fence_or_wait_is_an_error(
     message: str, tile: dict[str, int], fault: Callable[[str], str], tmp_path: Path
@@ -181,7 +181,7 @@ def test_a_missing_fence_or_wait_is_an_error(
         difference(case, fault(source), scheduled, tmp_path)
 
 
-@pytest.mark.slow_lane(seconds=15)
+@pytest.mark.slow_lane(seconds=1)
 def test_tvm_alone_waits_for_too_few_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pipeline, "wait_for_all_operands", lambda module: module)
     case = Case("GMM", (64, 64, 256), dtype="float16")

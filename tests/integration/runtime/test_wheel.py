@@ -25,7 +25,7 @@ print(model(input=numpy.ones((1, 3, 8, 8), "float32"))[0].shape)
 """
 
 
-@pytest.mark.slow_lane(seconds=12)
+@pytest.mark.slow_lane(seconds=18)
 def test_the_wheel_runs_a_model_without_tvm(tmp_path: Path) -> None:
     machine = platform.machine()
     command = [sys.executable, str(CHECKOUT / "runtime" / "build.py"), "--arch", machine]
