@@ -187,10 +187,13 @@ def planned_figures(load: Load, seen: FleetStats) -> list[Figure]:
     label = f"{load.servers} servers, {load.schedulers} schedulers"
     kinds = ("server", "scheduler", "PostgreSQL", "Redis", OURS)
     wait_ms = 1e3 * (_quantile(seen.wait_s, 99) if len(seen.wait_s) > 1 else sum(seen.wait_s))
-    lease_ms = 1e3 * _percentile(seen, 99)
+    leases = []
+    if len(seen.lease_s) >= MIN_LEASES:
+        note = f"{len(seen.lease_s)} leases at once"
+        leases = [figure(LEASE_P99, 1e3 * _percentile(seen, 99), "ms", subject=label, note=note)]
     return [
         figure(TRIALS_STORED, seen.a_second, "/s", subject=label, note=f"limited by {limit}"),
-        figure(LEASE_P99, lease_ms, "ms", subject=label, note=f"{len(seen.lease_s)} leases at once"),
+        *leases,
         figure(WAIT_P99, wait_ms, "ms", subject=label, note=f"{len(seen.wait_s)} leases after a wait"),
         figure(WAITING, _waiting(load, seen), "", subject=label),
         *(

@@ -86,6 +86,12 @@ def test_the_limit_of_planned_trials_is_reported(stored: int, used: dict[str, fl
     assert sum(one.value for one in cores) == pytest.approx(sum(used.values()) / 10)
 
 
+def test_devices_that_always_wait_have_no_latency_of_leases() -> None:
+    load = Load(workers=80, seconds=10.0, warm_up_s=0.0, trial_s=0.45, servers=1, schedulers=1)
+    found = planned_figures(load, FleetStats(10.0, 100, 100, [0.01] * 50, [2.0], {"server 1": 1.0}))
+    assert [one.value for one in found[:3]] == pytest.approx([10.0, 2000.0, 0.0025])
+
+
 def test_every_module_run_of_a_lease_gets_a_result() -> None:
     lease = pb.Lease(id=pb.LeaseId(id="x", attempt=1), module_runs=[pb.ModuleRun(id=3)])
     assert [(one.number, one.module_run_id) for one in results_for(lease)] == [(1, 3)]
