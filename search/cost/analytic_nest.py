@@ -68,13 +68,28 @@ def unrolled_seconds(population: Population, stage: Stage, parameters: CostParam
                 )
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
     rate = parameters.rate_of(touched / chunks) if stage.blocks else parameters.l3_rate
-    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / rate)
+    cycles = np.maximum(node.iterations * _operations(node) / lanes, touched / rate)
     # A nest without a channel axis is recomputed for each block of channels.
     repeats = 1 if stage.channels else stage.channel_blocks
     return np.asarray(
         repeats * cycles / parameters.hertz / parameters.cores / balance_of(chunks, parameters.cores)
         + np.where((chunks > 1) & (not stage.blocks), parameters.launch_s, 0.0)
     )
+
+
+def _operations(node: Node) -> float:
+    """Return the instructions of an iteration of a nest around small constant matrices.
+
+    If an iteration multiplies an inner sum by a matrix's element, it takes one instruction to add this
+    product, and another for each term of the inner sum. All results that differ only in the matrix's element
+    share the inner sum (compiler.codegen.shared_factors).
+    """
+    terms = (node.flops - 1) // 2
+    matrix = next((read.axes for read in node.reads if node.vector_axis not in read.axes), frozenset())
+    shared = matrix.intersection(node.spatial)
+    if terms < 2 or not shared:
+        return max(node.flops, 1.0)
+    return 1.0 + terms / extent_of(node, sorted(shared))
 
 
 def block_seconds(population: Population, stage: Stage, parameters: CostParameters) -> Floats:

@@ -15,6 +15,7 @@ from search.cost.tile_registers import FORWARD_CYCLES
 from search.programs.program import Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
+from search.sketches.stage import StageKind
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE
@@ -419,3 +420,26 @@ def test_a_fused_parallel_loop_is_not_vectorized_if_an_index_has_a_remainder(
         return float(estimate(gather([program]), replace(DEVICE, cores=1)).seconds[0])
 
     assert (seconds(1) > 4 * seconds(16)) == is_scalar
+
+
+def test_transforms_share_their_inner_sums() -> None:
+    """An iteration adds a product with a sum of four terms, which the results of all rows share."""
+    device = replace(DEVICE, cores=1, profile=replace(DEVICE.speeds, launch_s=1e-15))
+
+    def seconds_of_a_result(rows: int) -> float:
+        terms = [term for k in range(4) for term in (f"tile[r, {k}, p, c]", f"A[{k}, v]")]
+        transform = node(
+            "transform",
+            {"e": rows, "v": 4, "p": 16, "c": 64},
+            ["A[r, e]", *terms],
+            reduction={"r": 4},
+            flops=9.0,
+            constant_axes=("e", "v", "r"),
+        )
+        graph = dag({"tile": (4, 4, 16, 64), "A": (4, 4)}, [transform])
+        (sketch,) = (one for one in generate(graph, device) if one.of_kind(StageKind.UNROLLED))
+        return float(estimate(gather([middling(sketch)]), device).seconds[0]) / rows
+
+    assert seconds_of_a_result(2) / seconds_of_a_result(4) == pytest.approx(
+        (1 + 4 / 2) / (1 + 4 / 4), rel=1e-3
+    )
