@@ -22,6 +22,8 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
+# Python may bring an older pip, which takes twice as long to find all versions, and works as well.
+	-@$(BIN)/python -m pip install --quiet pip==26.3
 
 # The packages of the service and its examples.
 $(VENV)/.service: $(PACKAGES) | $(BIN)/python
