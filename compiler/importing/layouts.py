@@ -85,7 +85,8 @@ class _Converter(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         if getattr(call.op, "name", "") == "relax.permute_dims":
-            return self._padded(call) or self._permuted_once(call)
+            padded = self._padded(call)
+            return self._permuted_once(call) if padded is None else padded
         if getattr(call.op, "name", "") in _ELEMENTWISE:
             return self._permuted_after(call)
         lowerable = _CHANNELS_FIRST.get(getattr(call.op, "name", ""))

@@ -93,6 +93,20 @@ def test_a_permutation_of_a_permutation_is_one(
     )
 
 
+def test_a_pad_between_permutations_pads_their_operand() -> None:
+    x = relax.Var("x", relax.TensorType((1, 4, 5, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
+            padded = builder.emit(relax.op.nn.pad(first, [0, 0, 0, 0, 1, 2, 3, 4]))
+            result = builder.emit_output(builder.emit(relax.op.permute_dims(padded, [0, 2, 3, 1])))
+        builder.emit_func_output(result)
+    text = convert_unsupported_layouts(builder.get()).script()
+    assert "permute_dims" not in text
+    assert "R.nn.pad(x, pad_width=[0, 0, 1, 2, 3, 4, 0, 0]" in text
+
+
 @pytest.mark.parametrize("order", [[0, 1, 3, 2], None])
 def test_differently_permuted_operands_stay(order: list[int] | None) -> None:
     x, y = (relax.Var(name, relax.TensorType((4, 4, 4, 4), "float32")) for name in "xy")
