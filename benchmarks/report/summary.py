@@ -444,8 +444,8 @@ def _without_metaschedule(files: Iterable[Results]) -> list[Results]:
 
 
 def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
-    """Return the rows of each device class, followed by the geometric means of their ratios. Classes without
-    rows get a note."""
+    """Return the rows of each device class, followed by the geometric means of their ratios at batch 1.
+    Classes without rows get a note."""
     result = []
     for name in INSTRUCTION_SETS.values():
         own = [row for row in rows if row[0] == name]
@@ -453,9 +453,10 @@ def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
             if name in CLASSES.values():
                 result.append([name, "not measured", *[""] * (columns.stop - 1)])
             continue
-        values = [[float(row[column]) for row in own if row[column]] for column in columns]
+        single = [row for row in own if "-batch-" not in row[1]]
+        values = [[float(row[column]) for row in single if row[column]] for column in columns]
         means = [number(statistics.geometric_mean(each)) if each else "" for each in values]
-        result += [*own, [name, f"mean of {len(own)}", *[""] * (columns.start - 2), *means, ""]]
+        result += [*own, [name, f"mean of {len(single)}", *[""] * (columns.start - 2), *means, ""]]
     return result
 
 

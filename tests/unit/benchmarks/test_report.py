@@ -180,12 +180,13 @@ def test_layers_of_a_class_are_taken_together_from_all_files() -> None:
 
 def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
     older, newer = results(*tuned(latency_ms=99.0)), results(*tuned(), date="2025-01-03")
-    other = results(*tuned("bert_base"), on="AVX2")
+    other = results(*tuned("bert_base"), *tuned("resnet18-batch-8", latency_ms=40.0), on="AVX2")
     found = rows(summary.tuned([newer, other, older]))
     assert [row[:4] for row in found] == [
         ["AVX-512", "resnet18", "", "10 ms"],
         ["AVX-512", "mean of 1", "", ""],
         ["AVX2", "bert_base", "", "10 ms"],
+        ["AVX2", "resnet18-batch-8", "", "40 ms"],
         ["AVX2", "mean of 1", "", ""],
         ["SSE4.2", "not measured", "", ""],
     ]
