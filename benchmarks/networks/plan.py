@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.networks.session import Manifest, Tuning
+from benchmarks.results.metrics import BATCH
 from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.cpu_masking import MaskedPackage
 from benchmarks.timing.deviation import random_inputs
@@ -44,7 +45,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        batch = f"-batch-{self.batch}" if self.batch > 1 else ""
+        batch = f"{BATCH}{self.batch}" if self.batch > 1 else ""
         return f"{self.network}{'-tiny' if self.tiny else ''}{batch}"
 
     def write(self, folder: Path) -> Path:

@@ -15,6 +15,7 @@ from benchmarks.results.machine import INSTRUCTION_SETS
 from benchmarks.results.metrics import (
     ALL_SUBGRAPHS,
     BANDWIDTH,
+    BATCH,
     CORES_USED,
     FASTEST_PEER,
     GROWTH,
@@ -453,7 +454,7 @@ def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
             if name in CLASSES.values():
                 result.append([name, "not measured", *[""] * (columns.stop - 1)])
             continue
-        single = [row for row in own if "-batch-" not in row[1]]
+        single = [row for row in own if BATCH not in row[1]]
         values = [[float(row[column]) for row in single if row[column]] for column in columns]
         means = [number(statistics.geometric_mean(each)) if each else "" for each in values]
         result += [*own, [name, f"mean of {len(single)}", *[""] * (columns.start - 2), *means, ""]]

@@ -16,6 +16,8 @@ WITHOUT_TRIALS, ONE_TRIAL = "without trials", "after a trial for each subgraph"
 FASTEST_PEER = "the fastest peer"
 MACHINE_LIMIT = "the machine's limit"
 ALL_SUBGRAPHS = "all subgraphs"
+# Between a network's name and its batch size, in the name of a network at a batch size above 1.
+BATCH = "-batch-"
 PEAK, BANDWIDTH = "calibrated peak", "memory bandwidth"
 LARGEST_DIFFERENCE = "largest difference"
 TUNED_TOGETHER = "latency tuned together"
