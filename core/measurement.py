@@ -17,6 +17,8 @@ MAX_RESOURCE = 1 << 24
 MAX_MEMORY_BYTES = (1 << 63) - 1
 # Repeats are noisy if they spread by more than this share of their median.
 NOISY = 0.25
+# A device that runs at less than this share of its fastest speed is slowed down.
+SLOWED = 0.85
 # A confidence interval comes from the medians of this many parts. A worker times whole models in at least as
 # many turns.
 INTERVAL_PARTS = 5
@@ -101,7 +103,8 @@ class Measurement:
     """The result of running a candidate or a module: the seconds of each repeat, or an error.
 
     The `error` of a successful measurement says why it is doubtful; it is empty otherwise. `resources` is
-    None if the compiler didn't report them. Only whole models have a `footprint`.
+    None if the compiler didn't report them. Only whole models have a `footprint`. `speed` is the device's
+    speed meanwhile, as a share of its fastest; None if unknown.
     """
 
     outcome: Outcome
@@ -110,6 +113,7 @@ class Measurement:
     error: str = ""
     resources: Resources | None = None
     footprint: Footprint | None = None
+    speed: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_s", tuple(self.run_s))
@@ -117,6 +121,8 @@ class Measurement:
             raise ValueError("run_s must be positive and finite")
         if (self.outcome is Outcome.OK) != bool(self.run_s):
             raise ValueError("a measurement has run_s if and only if it succeeded")
+        if self.speed is not None and not 0.0 < self.speed <= 1.0:
+            raise ValueError(f"speed must be a share of the fastest speed, not {self.speed}")
 
     @property
     def latency_s(self) -> float:
@@ -149,6 +155,13 @@ class Built:
     @property
     def run_s(self) -> tuple[float, ...]:
         return ()
+
+
+def is_slowed(speed: float | None) -> bool:
+    """Return whether a device at this share of its fastest speed is slowed down: by its temperature, say, or
+    by programs on the same core. An unknown speed counts as the fastest.
+    """
+    return speed is not None and speed < SLOWED
 
 
 def spread(run_s: Sequence[float]) -> tuple[float, float]:

@@ -87,6 +87,7 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
         error=clean_text(measurement.error),
         resources=None if measurement.resources is None else pb.Resources(**asdict(measurement.resources)),
         footprint=None if measurement.footprint is None else pb.Footprint(**asdict(measurement.footprint)),
+        speed=measurement.speed,
     )
 
 
@@ -102,7 +103,8 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
         found = message.resources if message.HasField("resources") else None
         resources = None if found is None else Resources(found.registers, found.spilled_bytes)
         footprint = _footprint_from_wire(message.footprint) if message.HasField("footprint") else None
-        return Measurement(outcome, run_s, build_s, error, resources, footprint)
+        speed = message.speed if message.HasField("speed") else None
+        return Measurement(outcome, run_s, build_s, error, resources, footprint, speed)
     except ValueError as problem:
         return Measurement(Outcome.UNKNOWN, (), build_s, f"the worker's measurement is impossible: {problem}")
 

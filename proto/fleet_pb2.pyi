@@ -290,20 +290,22 @@ class Resources(_message.Message):
     def __init__(self, registers: _Optional[int] = ..., spilled_bytes: _Optional[int] = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("outcome", "run_s", "build_s", "error", "resources", "footprint")
+    __slots__ = ("outcome", "run_s", "build_s", "error", "resources", "footprint", "speed")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     FOOTPRINT_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     run_s: _containers.RepeatedScalarFieldContainer[float]
     build_s: float
     error: str
     resources: Resources
     footprint: Footprint
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_s: _Optional[_Iterable[float]] = ..., build_s: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., footprint: _Optional[_Union[Footprint, _Mapping]] = ...) -> None: ...
+    speed: float
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_s: _Optional[_Iterable[float]] = ..., build_s: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., footprint: _Optional[_Union[Footprint, _Mapping]] = ..., speed: _Optional[float] = ...) -> None: ...
 
 class Footprint(_message.Message):
     __slots__ = ("load_s", "memory_bytes", "energy_j")

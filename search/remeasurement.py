@@ -24,11 +24,13 @@ MAX_MEASUREMENTS = 4
 @dataclass(frozen=True)
 class MeasuredProgram(Generic[Key]):
     """A program, named by any `key`, and the median `seconds` of its measurements, inf for a failure. It was
-    measured `times` times."""
+    measured `times` times, the last time on a device that ran at a share `speed` of its fastest speed.
+    """
 
     key: Key
     seconds: float
     times: int = 1
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         if self.times < 1:
@@ -36,8 +38,10 @@ class MeasuredProgram(Generic[Key]):
 
     @property
     def optimistic_s(self) -> float:
-        """The program's seconds if its measurements were unlucky: a lower confidence bound."""
-        return self.seconds * (1 - NOISE / math.sqrt(self.times))
+        """The program's seconds on a device at full speed, if its measurements were unlucky: a lower
+        confidence bound.
+        """
+        return self.speed * self.seconds * (1 - NOISE / math.sqrt(self.times))
 
 
 def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: int) -> list[Key]:

@@ -58,13 +58,13 @@ def _vector(buffer: Any, start: Any, lanes: int) -> Any:
     return buffer[T.ramp(start, 1, lanes)]
 
 
-def _accumulators(result: Any, dtype: str, lanes: int, count: int) -> list[Any]:
-    """Load `count` accumulators into registers. Their values differ, because LLVM would compute equal ones
-    once.
+def _accumulators(result: Any, dtype: str, lanes: int, count: int, start: Any = 0) -> list[Any]:
+    """Load `count` accumulators into registers, from `start` on. Their values differ, because LLVM would
+    compute equal ones once.
     """
     sums = [T.alloc_buffer((lanes,), dtype, scope="local") for _ in range(count)]
     for i, one in enumerate(sums):
-        T.buffer_store(one, _vector(result, i * lanes, lanes), [T.ramp(0, 1, lanes)])
+        T.buffer_store(one, _vector(result, start + i * lanes, lanes), [T.ramp(0, 1, lanes)])
     return sums
 
 
@@ -103,6 +103,27 @@ def multiply_adds(
             )
             T.buffer_store(one, added, [T.ramp(0, 1, total_lanes)])
     _store(result, sums, total_lanes)
+
+
+def multiply_adds_on_all_cores(cores: int, lanes: int, chains: int) -> tvm.IRModule:
+    """Return a kernel that multiplies and adds float32 as `multiply_adds` does, on several cores."""
+
+    def body() -> None:
+        source = T.arg("source", T.buffer((2 * lanes,), FLOAT32))
+        result = T.arg("result", T.buffer((cores * chains * lanes,), FLOAT32))
+        steps = _steps_argument()
+        with T.parallel(cores) as core:
+            start = core * chains * lanes
+            sums = _accumulators(result, FLOAT32, lanes, chains, start)
+            with T.serial(steps):
+                for one in sums:
+                    added = multiply_add(
+                        _vector(one, 0, lanes), _vector(source, 0, lanes), _vector(source, lanes, lanes)
+                    )
+                    T.buffer_store(one, added, [T.ramp(0, 1, lanes)])
+            _store(result, sums, lanes, start)
+
+    return build_module(body)
 
 
 def multiply_add(total: Any, factor: Any, summand: Any) -> Any:

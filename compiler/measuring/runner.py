@@ -34,6 +34,7 @@ from compiler.importing.spec import NARROW
 from compiler.importing.values import from_storage
 from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
 from compiler.measuring.clocks import GpuClocks
+from compiler.measuring.core_speed import CoreSpeed, reference_timer
 from compiler.measuring.cuda_errors import explain
 from compiler.measuring.gpu_comparison import GpuComparison
 from compiler.measuring.microkernels import rewriting_kernel
@@ -136,7 +137,7 @@ class LocalRunner:
                 operands.forget()
                 kernel, first_s, wrong = self._first_calls(built, operands, constants)
             if not wrong:
-                secs, doubt = self._steady(lambda: kernel.timed(first_s, best_s))
+                secs, doubt, speed = self._steady(lambda: kernel.timed(first_s, best_s))
                 # The last call has to be right, too: earlier calls may have left state behind.
                 if wrong := operands.difference(InputKind.ORDINARY, kernel.arguments):
                     wrong = f"after several calls, {wrong}"
@@ -145,7 +146,7 @@ class LocalRunner:
                 return Measurement(Outcome.WRONG_RESULT, (), built.build_s, wrong, resources=built.resources)
         except Exception as error:
             return replace(self._failure(error, built.build_s), resources=built.resources)
-        return Measurement(Outcome.OK, secs, built.build_s, doubt, built.resources)
+        return Measurement(Outcome.OK, secs, built.build_s, doubt, built.resources, speed=speed)
 
     def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         """Time a packed model end to end with random inputs. As in a user's process, the operating system
@@ -174,7 +175,7 @@ class LocalRunner:
                 changes = [max(each) for each in zip(*starmap(own_changes, pairs), strict=True)]
                 wrong = _difference(main, inputs, expected, manifest, changes)
             if not wrong:
-                secs, doubt = self._steady(lambda: time_calls(lambda: self._call(main, inputs[-1])))
+                secs, doubt, speed = self._steady(lambda: time_calls(lambda: self._call(main, inputs[-1])))
                 memory_bytes = max(used_bytes(self._device) - used_before, 0)
                 if wrong := _difference(main, inputs[-1:], expected[-1:], manifest, changes):
                     wrong = f"after several calls, {wrong}"
@@ -183,7 +184,8 @@ class LocalRunner:
                 return Measurement(Outcome.WRONG_RESULT, error=error)
         except Exception as error:
             return self._failure(error)
-        return Measurement(Outcome.OK, secs, error=doubt, footprint=Footprint(load_s, memory_bytes))
+        footprint = Footprint(load_s, memory_bytes)
+        return Measurement(Outcome.OK, secs, error=doubt, footprint=footprint, speed=speed)
 
     def call_module(self, artifact: IO[bytes], seconds: float) -> tuple[float, float, int] | Measurement:
         """Call a packed model with random inputs; see `call_for`."""
@@ -335,6 +337,10 @@ class LocalRunner:
         return compiled
 
     @cached_property
+    def _speed(self) -> CoreSpeed:
+        return CoreSpeed(reference_timer(self._target))
+
+    @cached_property
     def _clocks(self) -> GpuClocks:
         return GpuClocks()
 
@@ -342,12 +348,17 @@ class LocalRunner:
     def _working_set(self) -> WorkingSet:
         return WorkingSet(self._device, read_attributes()["l2_bytes"])
 
-    def _steady(self, measure: Callable[[], tuple[float, ...]]) -> tuple[tuple[float, ...], str]:
-        """Measure. Also return the reason to doubt the result; "" without one."""
+    def _steady(
+        self, measure: Callable[[], tuple[float, ...]]
+    ) -> tuple[tuple[float, ...], str, float | None]:
+        """Measure. Also return the reason to doubt the result, "" without one, and the speed of the CPU's
+        cores.
+        """
         if not self._on_gpu:
-            return measure(), ""
+            measured, speed = self._speed.steady(measure)
+            return measured, "", speed
         measured, held_back = self._clocks.steady(measure)
-        return measured, f"the GPU's clocks were held back: {held_back}" if held_back else ""
+        return measured, f"the GPU's clocks were held back: {held_back}" if held_back else "", None
 
     def _failure(self, error: Exception, build_s: float = 0.0) -> Measurement:
         """Return the measurement of a trial that raised an error."""

@@ -23,7 +23,8 @@ class StoredModuleRun:
     """An end-to-end timing of a job's compiled model, the blob `artifact_sha`, or of the user's own model.
 
     `lease_id` is the lease that holds or held it. `attempts` counts the devices that were lost while they
-    held it. `onnxruntime` is the version of ONNX Runtime that times the user's model.
+    held it. `onnxruntime` is the version of ONNX Runtime that times the user's model. `speed` is the device's
+    meanwhile, as a share of its fastest; None if unknown.
     """
 
     id: int
@@ -38,6 +39,7 @@ class StoredModuleRun:
     error: str
     onnxruntime: str = ""
     footprint: Footprint | None = None
+    speed: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -82,9 +84,15 @@ def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tupl
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Make finished module runs pending again, to be timed together. The caller has locked their job."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    session.execute(
-        done.values(state="pending", lease_id=None, outcome=None, run_s=None, error="", footprint=None)
-    )
+    nothing = {
+        "lease_id": None,
+        "outcome": None,
+        "run_s": None,
+        "error": "",
+        "footprint": None,
+        "speed": None,
+    }
+    session.execute(done.values(state="pending", **nothing))
 
 
 def leased_job(
@@ -125,4 +133,5 @@ def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
         error=row.error,
         onnxruntime=row.onnxruntime,
         footprint=None if row.footprint is None else Footprint(**row.footprint),
+        speed=row.speed,
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import BindParameter, Double, Select, Update, and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from core.measurement import Built, Measurement, Outcome, is_noisy
+from core.measurement import SLOWED, Built, Measurement, Outcome, is_noisy, is_slowed
 from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
@@ -102,24 +102,31 @@ def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequen
 
 
 def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
-    """Prepend the earlier seconds of a program to results that measured it again, unless only the earlier
-    ones were disturbed, which makes them longer. `repeats` are the ids of their trials.
+    """Prepend the earlier seconds of a program to results that measured it again, without those of a
+    disturbed device. `repeats` are the ids of their trials.
     """
     if not repeats:
         return
     earlier = {row.id: row.run_s for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
     for trial_id in repeats:
         measurement, before = accepted.trials[trial_id], earlier.get(trial_id, ())
-        if measurement.outcome is Outcome.OK and not _was_disturbed(before, measurement.run_s):
-            # Only the newest are kept, because the device may have changed since.
-            run_s = (*before, *measurement.run_s)[-MAX_REPEATS_KEPT:]
-            accepted.trials[trial_id] = replace(measurement, run_s=run_s)
+        if measurement.outcome is Outcome.OK and before:
+            accepted.trials[trial_id] = replace(measurement, run_s=tuple(_undisturbed(before, measurement)))
 
 
-def _was_disturbed(before: Sequence[float], run_s: Sequence[float]) -> bool:
-    """Return whether a program's earlier seconds were disturbed, and the new ones were not."""
-    # The timing of a program that seems slow ends early, so its few seconds may have no spread.
-    return is_noisy(before) and not is_noisy(run_s) and statistics.median(run_s) <= statistics.median(before)
+def _undisturbed(before: Sequence[float], after: Measurement) -> Sequence[float]:
+    """Return the earlier and the new seconds of a program. If the device was disturbed only once, which makes
+    them longer, return the others.
+    """
+    share = after.latency_s / statistics.median(before)
+    if is_slowed(after.speed):
+        if share > 1.0:
+            return before
+    elif not is_noisy(after.run_s) and (share < SLOWED or (is_noisy(before) and share <= 1.0)):
+        # The timing of a program that seems slow ends early, so its few seconds may have no spread.
+        return after.run_s
+    # Only the newest are kept, because the device may have changed since.
+    return (*before, *after.run_s)[-MAX_REPEATS_KEPT:]
 
 
 @cache
@@ -168,6 +175,7 @@ def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
         "outcome": measurement.outcome,
         "run_s": list(measurement.run_s),
         "build_s": measurement.build_s,
+        "speed": measurement.speed,
         "error": measurement.error,
         "finished_at": now,
     }

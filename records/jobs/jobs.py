@@ -95,8 +95,9 @@ class Job:
 
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
     repeat of the whole model. `onnxruntime` is None until the search has begun. `footprint` is the published
-    model's, None if an older worker timed it. Jobs of one `group` share their trials; it is the id of the
-    first of them, None for a job alone. `end_reason` says what ended the tuning. The job is expected to be
+    model's, None if an older worker timed it. `speed` is the device's while it timed that model, as a share
+    of its fastest; None if unknown. Jobs of one `group` share their trials; it is the id of the first of
+    them, None for a job alone. `end_reason` says what ended the tuning. The job is expected to be
     finished at `expected_end_at`, None if unknown. Its spans have the parent `trace_parent`, "" if it isn't
     traced. `artifact_version` counts the artifacts of its model on its device class. `tags` and `notes` are
     written by users. `submitted_by` is a token's id, "bootstrap" or "loopback".
@@ -124,6 +125,7 @@ class Job:
     artifact_version: int | None
     onnxruntime: OnnxRuntime | None = None
     footprint: Footprint | None = None
+    speed: float | None = None
     tags: tuple[str, ...] = ()
     notes: str = ""
     submitted_by: str = ""
@@ -616,6 +618,13 @@ def set_footprint(session: Session, job_id: str, footprint: Footprint) -> bool:
     return _set(session, job_id, footprint=asdict(footprint))
 
 
+def set_speed(session: Session, job_id: str, speed: float | None) -> bool:
+    """Store the device's speed while it timed the published model. Return False if the job is cancelled or
+    failed.
+    """
+    return _set(session, job_id, speed=speed)
+
+
 def annotate(
     session: Session, job_id: str, *, tags: Sequence[str] | None = None, notes: str | None = None
 ) -> Job:
@@ -673,6 +682,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             trace_parent=row.trace_parent,
             onnxruntime=None if row.onnxruntime is None else _onnxruntime(row.onnxruntime),
             footprint=None if row.footprint is None else Footprint(**row.footprint),
+            speed=row.speed,
             artifact_version=row.artifact_version,
             tags=tuple(row.tags.split()),
             notes=row.notes,

@@ -43,6 +43,7 @@ COLUMNS = (
     TrialRow.error,
     TrialRow.library_sha,
     TrialRow.repeat,
+    TrialRow.speed,
 )
 
 
@@ -87,6 +88,7 @@ class Trial:
 
     `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
     builder compiled. If `repeat` is not 0, `run_s` includes the repeats of earlier measurements of its trace.
+    `speed` is the device's meanwhile, as a share of its fastest; None if unknown.
     """
 
     id: int
@@ -102,6 +104,7 @@ class Trial:
     error: str
     library_sha: str | None = None
     repeat: int = 0
+    speed: float | None = None
 
     # Cached, because planners keep finished trials and ask for these in every round.
     @cached_property
@@ -373,4 +376,5 @@ def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
         error=row.error,
         library_sha=row.library_sha,
         repeat=row.repeat,
+        speed=row.speed,
     )

@@ -22,7 +22,8 @@ from search.remeasurement import MAX_MEASUREMENTS, MeasuredProgram, select_for_r
 class MeasuredTrace:
     """A trace and the median seconds of all its measurements, inf if it failed. `program_json` is the stored
     program; `program` is None if the stored program isn't in the space. The job has remeasured the trace
-    `repeat` times. `disturbed`: its repeats differ so much that the device must have been disturbed.
+    `repeat` times. `disturbed`: its repeats differ so much that the device must have been disturbed. `speed`
+    is the device's share of its fastest speed in the last measurement.
     """
 
     trace: str
@@ -31,6 +32,7 @@ class MeasuredTrace:
     seconds: float
     repeat: int = 0
     disturbed: bool = False
+    speed: float = 1.0
 
     @property
     def is_doubtful(self) -> bool:
@@ -74,7 +76,7 @@ class TaskHistory:
                 seconds, disturbed = before.seconds, before.disturbed
             program = space.program(trial.trace, trial.program)
             found[trial.trace] = MeasuredTrace(
-                trial.trace, trial.program, program, seconds, trial.repeat, disturbed
+                trial.trace, trial.program, program, seconds, trial.repeat, disturbed, trial.speed or 1.0
             )
         traces = [record.trace for record in earlier] + [trial.trace for trial in done]
         waiting = [trial for trial in trials if trial.state != "done"]
@@ -118,7 +120,9 @@ class TaskHistory:
         first = [self.doubtful] if count and self.doubtful is not None else []
         open_traces = set(self.open_traces)
         idle = [one for one in self.measured.values() if one.trace not in open_traces and one not in first]
-        timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
+        timed = [
+            MeasuredProgram(number, one.seconds, one.repeat + 1, one.speed) for number, one in enumerate(idle)
+        ]
         return first + [idle[number] for number in select_for_remeasurement(timed, count - len(first))]
 
     def progress(self, task: Task, space: SearchSpace, weight: float) -> TaskProgress:

@@ -20,7 +20,7 @@ from core.device import Device
 from core.durations import latency_text
 from core.job import JobState
 from core.lease import ModuleKind
-from core.measurement import confidence_interval, is_noisy, noise, spread
+from core.measurement import confidence_interval, is_noisy, is_slowed, noise, spread
 from core.model_latency import base_workload
 from core.webhook import WebhookEvent
 from records import devices, webhooks
@@ -396,6 +396,7 @@ def _publish(
             jobs.set_onnxruntime(session, job.id, peer)
             if verdict.run.footprint is not None:
                 jobs.set_footprint(session, job.id, verdict.run.footprint)
+            jobs.set_speed(session, job.id, verdict.run.speed)
             parts = [onnx_runtime.describe(peer), verdict.message, describe_replaced(manifest), *notes]
             message = "; ".join(filter(None, parts))
             jobs.set_artifacts(session, job.id, tuned_sha=sha)
@@ -410,10 +411,13 @@ def _publish(
 
 def _describe_noise(run: StoredModuleRun) -> str:
     """Describe the noise in a model's timings; "" if there is little."""
-    if not is_noisy(run.run_s):
-        return ""
-    low, high = map(latency_text, spread(run.run_s))
-    return f"the device was disturbed: 80% of the calls took {low} to {high}"
+    parts = []
+    if is_slowed(run.speed):
+        parts.append(f"the device was slowed down to {run.speed:.0%} of its speed, by heat or other programs")
+    if is_noisy(run.run_s):
+        low, high = map(latency_text, spread(run.run_s))
+        parts.append(f"the device was disturbed: 80% of the calls took {low} to {high}")
+    return "; ".join(parts)
 
 
 def _describe_gap(run: StoredModuleRun, kernels_s: float | None) -> str:

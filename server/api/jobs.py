@@ -36,7 +36,7 @@ from core.job import (
     JobState,
     options_of,
 )
-from core.measurement import confidence_interval, is_noisy
+from core.measurement import confidence_interval, is_noisy, is_slowed
 from core.roofline import Limits, verdict
 from records import devices
 from records.fleet import module_runs
@@ -291,7 +291,7 @@ class JobBody(BaseModel):
             untuned_s=list(job.untuned_s or ()),
             tuned_s=list(job.tuned_s or ()),
             tuned_interval_s=confidence_interval(job.tuned_s or ()),
-            noisy=is_noisy(job.tuned_s or job.untuned_s or ()),
+            noisy=is_noisy(job.tuned_s or job.untuned_s or ()) or is_slowed(job.speed),
             estimated_latency_s=estimated_s,
             published_before_s=list(published_before_s),
             artifact_version=job.artifact_version,

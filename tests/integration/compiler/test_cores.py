@@ -9,9 +9,13 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
+import tvm
 
+from compiler.measuring.core_speed import CoreSpeed, reference_timer
 from compiler.measuring.cores import off_pool_cores
+from compiler.measuring.microkernels import multiply_adds_on_all_cores
 
 CORES = sorted(os.sched_getaffinity(0))
 # Prints the cores of the threads that were started after the imports, the caller's first.
@@ -80,3 +84,19 @@ def test_without_a_pool_a_thread_keeps_its_cores() -> None:
     with pytest.raises(ValueError, match="while it ran"), off_pool_cores():
         raise ValueError("while it ran")
     assert os.sched_getaffinity(threading.get_native_id()) == before
+
+
+def test_the_reference_kernel_computes_on_every_core() -> None:
+    cores, lanes, chains, steps = 3, 4, 2, 5
+    module = multiply_adds_on_all_cores(cores, lanes, chains)
+    before = np.arange(cores * chains * lanes, dtype="float32")
+    sums = tvm.runtime.tensor(before)
+    factors = tvm.runtime.tensor(np.array([2.0] * lanes + [1.0] * lanes, "float32"))
+    tvm.compile(module, target="llvm")["main"](factors, sums, steps)
+    np.testing.assert_array_equal(sums.numpy(), before * 2**steps + 2**steps - 1)
+
+
+def test_the_speed_of_the_cores_is_read() -> None:
+    speed = CoreSpeed(reference_timer(tvm.target.Target("llvm")))
+    assert speed.read() == 1.0
+    assert 0.0 < speed.read() <= 1.0

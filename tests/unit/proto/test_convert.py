@@ -33,7 +33,8 @@ DEVICE = Device(
 )
 PROFILE = json.loads(DEVICE.speeds.to_json())
 HELD = LeaseId("lease-1", 1)
-OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03, "", Resources(84, 0), Footprint(0.01, 1 << 40, 0.5))
+FOOTPRINT = Footprint(0.01, 1 << 40, 0.5)
+OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03, "", Resources(84, 0), FOOTPRINT, 0.9)
 REPORT = WorkerReport(
     "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
 )
@@ -230,6 +231,19 @@ def test_an_impossible_footprint_is_a_failure(impossible: dict[str, float]) -> N
     for name, number in impossible.items():
         setattr(message.footprint, name, number)
     assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, 1.5, math.nan, math.inf, -math.inf])
+def test_an_impossible_speed_is_a_failure(speed: float) -> None:
+    message = convert.measurement_to_wire(OK)
+    message.speed = speed
+    assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
+def test_an_older_workers_measurement_has_no_speed() -> None:
+    message = convert.measurement_to_wire(OK)
+    message.ClearField("speed")
+    assert convert.measurement_from_wire(message) == replace(OK, speed=None)
 
 
 def test_a_report_without_vitals_is_understood() -> None:

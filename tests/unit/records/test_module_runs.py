@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.lease import ModuleKind
@@ -23,7 +25,7 @@ class TestModuleRuns:
     def test_a_module_run_survives_a_round_trip(self, farm: Farm) -> None:
         run_id = farm.add_run()
         farm.leased("lease")
-        result = LeaseResult(measured(1e-2), module_run_id=run_id)
+        result = LeaseResult(replace(measured(1e-2), speed=0.9), module_run_id=run_id)
         reported = leases.report(farm.session, "lease", "session", [result], now=30.0)
         assert reported == ReportEffect(1, "job", closed=True)
         [run] = module_runs.of_job(farm.session, "job")
@@ -38,6 +40,7 @@ class TestModuleRuns:
             Outcome.OK,
             (1e-2, 2e-2, 3e-2),
             "",
+            speed=0.9,
         )
         assert schedules.history(farm.session, DEVICE.key) == []
 

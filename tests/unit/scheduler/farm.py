@@ -219,6 +219,7 @@ class Farm:
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     slowdowns: Sequence[float] = (1.0, 1.0, 1.0)  # of each repeat of a model
+    speed: float | None = None  # of the device while it times models
     broken: frozenset[bytes] = frozenset({HARMED})
     uncomparable: bool = False
     onnxruntime: str = "1.31.1"
@@ -338,7 +339,10 @@ class Farm:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
         run_s = tuple(self.latency_s[library] * by for by in self.slowdowns)
         return Measurement(
-            Outcome.OK, run_s, footprint=Footprint(1e-3, len(library), self.latency_s[library])
+            Outcome.OK,
+            run_s,
+            footprint=Footprint(1e-3, len(library), self.latency_s[library]),
+            speed=self.speed,
         )
 
     def _infer(self, run: StoredModuleRun) -> Measurement:

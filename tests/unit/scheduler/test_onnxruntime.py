@@ -175,6 +175,15 @@ def test_a_job_says_that_its_device_was_disturbed(farm: Farm, onnx: FakeCompiler
     assert farm.finish().message.endswith("; the device was disturbed: 80% of the calls took 10 ms to 15 ms")
 
 
+def test_a_job_says_that_its_device_was_slow(farm: Farm, onnx: FakeCompiler) -> None:
+    farm.speed = 0.62
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.message.endswith("; the device was slowed down to 62% of its speed, by heat or other programs")
+    assert job.speed == 0.62
+
+
 @pytest.mark.parametrize(
     ("latency_s", "cause"),
     [

@@ -488,6 +488,30 @@ class TestDisturbedMeasurements:
         assert any(trial.repeat for trial in farm.trials())
         assert {task.best_s for task in farm.tasks()} <= {2e-3, None}
 
+    @pytest.mark.parametrize("slow_first", [True, False])
+    def test_seconds_of_a_slow_device_do_not_count(
+        self, farm: Farm, slow_first: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: set[str] = set()
+
+        def measured(trial: LeasedTrial) -> Measurement:
+            usual = measure(trial)
+            if usual.outcome is not Outcome.OK:
+                return usual
+            speed = 0.5 if (trial.trace not in seen) == slow_first else 1.0
+            seen.add(trial.trace)
+            return replace(usual, run_s=(usual.latency_s / speed,), speed=speed)
+
+        monkeypatch.setattr("tests.unit.scheduler.farm.measure", measured)
+        begin(farm, trials=64)
+        farm.finish()
+        first = {trial.trace: trial.run_s for trial in farm.trials() if not trial.repeat}
+        again = [trial for trial in farm.trials() if trial.repeat and trial.run_s]
+        assert again
+        for trial in again:
+            [secs] = first[trial.trace]
+            assert set(trial.run_s) == {secs / 2 if slow_first else secs}
+
     def test_a_large_network_is_measured_again_where_it_takes_most_time(
         self, farm: Farm, disturbed: Counter[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -48,6 +48,12 @@ def test_the_fastest_program_is_remeasured_first() -> None:
     assert select_for_remeasurement([MeasuredProgram("b", 0.99, MAX_MEASUREMENTS)], 3) == []
 
 
+def test_a_program_that_was_measured_on_a_slow_device_may_be_the_fastest() -> None:
+    slow = MeasuredProgram("slow", 1.5, speed=0.6)
+    assert select_for_remeasurement([MeasuredProgram("a", 1.0), slow], 3) == ["slow", "a"]
+    assert select_for_remeasurement([MeasuredProgram("a", 1.0), MeasuredProgram("b", 1.5)], 3) == ["a"]
+
+
 def test_without_a_success_nothing_is_timed_again() -> None:
     assert select_for_remeasurement([], 3) == []
     assert select_for_remeasurement([MeasuredProgram("a", math.inf)], 3) == []

@@ -18,12 +18,16 @@ CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV dur
 class Machine:
     """A machine on which a call of each model takes `secs`; a turn is ten calls. `faults` has the turn in
     which a model crashes. Each turn is slower than the one before by the factor `drift`. For the first
-    `disturbed` turns, every other one takes twice as long."""
+    `disturbed` turns, every other one takes twice as long. For the first `slowed` turns, the machine runs at
+    `speed`.
+    """
 
     secs: dict[str, float]
     faults: dict[str, int] = field(default_factory=dict)
     drift: float = 1.0
     disturbed: int = 0
+    slowed: int = 0
+    speed: float = 0.5
     now: float = 0.0
     turns: list[str] = field(default_factory=list)
     told: dict[str, list[str]] = field(default_factory=dict)
@@ -41,12 +45,15 @@ class Machine:
         took_s = self.secs[model] * self.drift ** len(self.turns)
         if len(self.turns) < self.disturbed:
             took_s *= 1 + len(self.turns) % 2
+        speed = self.speed if len(self.turns) < self.slowed else 1.0
+        took_s /= speed
         self.turns.append(model)
         self.now += 10 * took_s
         if self.turns.count(model) == self.faults.get(model):
             return CRASH
         turn = len(self.turns)
-        return Measurement(Outcome.OK, (took_s, took_s), footprint=Footprint(turn * 1e-3, 1000 - turn))
+        footprint = Footprint(turn * 1e-3, 1000 - turn)
+        return Measurement(Outcome.OK, (took_s, took_s), footprint=footprint, speed=speed)
 
 
 def test_models_take_turns_and_each_round_begins_with_another() -> None:
@@ -78,6 +85,39 @@ def test_a_disturbed_machine_times_longer() -> None:
     forever = Machine({"a": 0.01, "b": 0.01}, disturbed=1000)
     assert is_noisy(forever.run()["a"].run_s)
     assert len(forever.turns) == 2 * MAX_ROUNDS
+
+
+def test_rounds_on_a_slow_machine_do_not_count_if_it_recovers() -> None:
+    """The rounds count or not for all models alike, because they are compared."""
+    machine = Machine({"a": 0.01, "b": 0.011}, slowed=2 * 3 + 1)
+    found = machine.run()
+    assert found["a"].run_s == (0.01,) * 2 * ROUNDS
+    assert found["b"].run_s == (0.011,) * 2 * ROUNDS
+    assert len(machine.turns) == 2 * (4 + ROUNDS)
+    assert found["a"].speed == 1.0
+
+
+def test_a_machine_that_stays_slow_is_timed_as_it_is() -> None:
+    machine = Machine({"a": 0.01, "b": 0.011}, slowed=1000)
+    found = machine.run()
+    assert found["a"].run_s == (0.02,) * 2 * MAX_ROUNDS
+    assert found["a"].speed == found["b"].speed == 0.5
+    mild = Machine({"a": 0.01}, slowed=1000, speed=0.9)
+    assert len(mild.run()["a"].run_s) == 2 * ROUNDS
+
+
+def test_a_model_of_the_first_round_alone_keeps_its_slow_turn() -> None:
+    machine = Machine({"untuned": 0.4, "tuned": 0.01}, slowed=2)
+    found = machine.run()
+    assert found["untuned"].run_s == (0.8, 0.8)
+    assert found["tuned"].run_s == (0.01,) * 2 * ROUNDS
+
+
+def test_a_failure_on_a_slow_machine_is_a_failure() -> None:
+    machine = Machine({"a": 0.01, "b": 0.01}, slowed=2, faults={"a": 1})
+    found = machine.run()
+    assert found["a"] == CRASH
+    assert len(found["b"].run_s) == 2 * ROUNDS
 
 
 def test_a_clearly_slower_model_gets_one_turn() -> None:

@@ -1,0 +1,88 @@
+"""Watch the speed of a CPU's cores while kernels are timed.
+
+A warm processor slows its clock. A program on the other thread of a core, or on another virtual machine
+there, halves the core's rate. A kernel timed meanwhile seems slow, and the next one fast.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+
+from compiler.measuring.cores import off_pool_cores
+from compiler.measuring.microkernels import multiply_adds_on_all_cores
+from core.measurement import is_slowed
+
+# A reading is the median of CALLS calls of the reference kernel, each of STEPS steps: 0.07 ms on a fast core,
+# 0.5 ms on a small one.
+CALLS, STEPS = 5, 50_000
+# Every processor multiplies vectors of four floats, and CHAINS of them at its full rate.
+LANES, CHAINS = 4, 12
+# How often to try a measurement on cores that have just been slowed down, and the pause between tries.
+TRIES, PAUSE_S = 3, 0.1
+# A measurement that takes longer is not repeated.
+SHORT_S = 0.2
+
+
+def reference_timer(target: tvm.target.Target) -> Callable[[], Sequence[float]]:
+    """Return a function that calls the reference kernel CALLS times, and returns the seconds of each call.
+
+    The kernel multiplies and adds in registers on all cores of TVM's pool, so it leaves the caches as they
+    are.
+    """
+    threads = tvm.get_global_func("runtime.NumThreads")()
+    library = tvm.compile(multiply_adds_on_all_cores(threads, LANES, CHAINS), target=target)
+    factors = tvm.runtime.tensor(np.full(2 * LANES, 0.5, "float32"))
+    sums = tvm.runtime.tensor(np.ones(threads * CHAINS * LANES, "float32"))
+    timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=CALLS)
+
+    def timed() -> Sequence[float]:
+        with off_pool_cores():
+            return tuple(timer(factors, sums, STEPS).results)
+
+    return timed
+
+
+class CoreSpeed:
+    """The speed of the cores, as a share of the fastest that this object has read. `timed` returns the
+    seconds of some calls of the reference kernel.
+    """
+
+    def __init__(self, timed: Callable[[], Sequence[float]]) -> None:
+        self._timed = timed
+        self._fastest_s = math.inf
+        self._was_slowed = False
+
+    def read(self) -> float:
+        """Return the present speed: more than 0, at most 1."""
+        now_s = max(statistics.median(self._timed()), 1e-9)
+        self._fastest_s = min(self._fastest_s, now_s)
+        return self._fastest_s / now_s
+
+    def steady(
+        self,
+        measure: Callable[[], tuple[float, ...]],
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> tuple[tuple[float, ...], float]:
+        """Measure. If the cores have just been slowed down, wait and measure again, at most TRIES times.
+        While they stay slow, measure once.
+
+        Return the last measurement, and the lower speed of the cores before and after it.
+        """
+        for attempt in range(TRIES):
+            before, start_s = self.read(), clock()
+            measured = measure()
+            is_long = clock() - start_s > SHORT_S
+            speed = min(before, self.read())
+            if self._was_slowed or is_long or not is_slowed(speed):
+                break
+            if attempt < TRIES - 1:
+                sleep(PAUSE_S)
+        self._was_slowed = is_slowed(speed)
+        return measured, speed
