@@ -140,7 +140,7 @@ def entries(session: Session, worker_id: str, device_class: str, now: float) -> 
         "now": now,
         "seen_after": now - LOST_AFTER_S,
     }
-    return order([JobShare(*row) for row in session.execute(_select_shares(), values)])
+    return order([JobShare(*row) for row in session.connection().execute(_select_shares(), values)])
 
 
 def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
@@ -154,7 +154,7 @@ def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
 
 def waiting(session: Session, now: float) -> WaitingWork:
     """Return which device classes have work waiting, and whether builders have."""
-    rows = session.execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
+    rows = session.connection().execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
     return WaitingWork({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
 
 
@@ -167,7 +167,7 @@ def charge(session: Session, entry: QueueEntry, trials: int) -> None:
         "ended": entry.start_tag + length,
         "length": length,
     }
-    session.execute(_insert_share(dialect_of(session)), values)
+    session.connection().execute(_insert_share(dialect_of(session)), values)
 
 
 def quota(session: Session, worker_id: str, device_class: str | None, now: float) -> Quota:
@@ -179,7 +179,7 @@ def quota(session: Session, worker_id: str, device_class: str | None, now: float
     values: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
     if device_class is not None:
         values["device_class"] = device_class
-    row = session.execute(_select_speeds(device_class is None), values).one()
+    row = session.connection().execute(_select_speeds(device_class is None), values).one()
     own_trial_s, others, others_known, others_speed = row
     speed = float(others_speed or 0.0)
     own_speed = None if own_trial_s is None else 1.0 / own_trial_s

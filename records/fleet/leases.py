@@ -20,11 +20,11 @@ from records.clock import MAX_SKEW_S
 from records.fleet import building, fair_queue, hardware, results, workers
 from records.fleet.fair_queue import QueueEntry, TrialFilter
 from records.fleet.module_runs import StoredModuleRun, module_run_of
-from records.fleet.results import LeasedWork, LeaseResult, WorkKey
+from records.fleet.results import LeasedWork, LeaseResult, LiveLease, WorkKey
 from records.fleet.workers import WorkerSession
 from records.jobs import events, jobs
 from records.schedules import schedules
-from records.storage.statements import among, changed, dialect_of, lock_job, oldest_pending, table_of
+from records.storage.statements import among, dialect_of, lock_job, oldest_pending, table_of
 from records.storage.tables import (
     BlobRow,
     JobRow,
@@ -56,7 +56,8 @@ WITHOUT_INFERENCE = "its worker is older than the service: update it with `tunef
 # The kind of the event of a lost device.
 DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it sent a result")
-# Building a statement takes longer than executing it, so statements of frequent calls are built once.
+# Building a statement takes longer than executing it, so statements of frequent calls are built once. The
+# connection executes them, because a session takes longer.
 _INSERT_LEASE = insert(table_of(LeaseRow))
 
 
@@ -158,9 +159,10 @@ def acquire_lease(
             "taken_at": now,
             "expires_at": now + ttl_s,
         }
-        session.execute(_INSERT_LEASE, lease)
+        session.connection().execute(_INSERT_LEASE, lease)
         taken = _update_leased(dialect_of(session), TrialRow if candidates else ModuleRunRow)
-        session.execute(taken, {"ids": [work.id for work in candidates or runs], "lease": lease_id})
+        ids = [work.id for work in candidates or runs]
+        session.connection().execute(taken, {"ids": ids, "lease": lease_id})
         if not lease["build"]:
             # This is the last statement, because no other transaction can charge the job until this one ends.
             fair_queue.charge(session, entry, len(runs) + len(candidates))
@@ -186,7 +188,7 @@ def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: f
     """Extend a lease to `now + ttl_s`. Return False if it is closed, has expired or belongs to another
     session."""
     values = {"lease": lease_id, "its_session": session_id, "now": now, "until": now + ttl_s}
-    return changed(session, _update_expiry(), values) == 1
+    return session.connection().execute(_update_expiry(), values).rowcount == 1
 
 
 def report(
@@ -198,12 +200,15 @@ def report(
     record, and appends a "progress" event. A trial that was built waits for a device. The last result closes
     the lease. The caller holds the worker's row lock.
     """
-    lease = session.scalar(_select_live_lease(), {"lease": lease_id, "its_session": session_id, "now": now})
-    if lease is None:
+    values = {"lease": lease_id, "its_session": session_id, "now": now}
+    rows = session.connection().execute(_select_live_lease(), values).all()
+    if not rows:
         return ReportEffect(accepted=0, job_id=None, closed=False)
+    lease = LiveLease(*rows[0][: len(LiveLease._fields)])
     held: dict[WorkKey, LeasedWork] = {
-        (row.id, None): LeasedWork(row.library_sha, row.repeat)
-        for row in session.execute(_select_leased_trials(), {"lease": lease_id})
+        (row.trial_id, None): LeasedWork(row.library_sha, row.repeat)
+        for row in rows
+        if row.trial_id is not None
     }
     if not held:
         runs = select(ModuleRunRow.id).where(
@@ -330,7 +335,7 @@ def _pending_candidates(session: Session, entry: QueueEntry, limit: int) -> Sequ
     """Return the job's oldest pending trials that no other transaction has locked, or only the first if a
     lost device held it."""
     values = {"job_id": entry.job_id, "limit": limit}
-    candidates = session.execute(_select_pending_candidates(entry.takes), values).all()
+    candidates = session.connection().execute(_select_pending_candidates(entry.takes), values).all()
     if candidates and candidates[0].attempts:
         return candidates[:1]
     return [candidate for candidate in candidates if not candidate.attempts]
@@ -398,10 +403,17 @@ def _update_expiry() -> Update:
 
 
 @cache
-def _select_live_lease() -> Select[LeaseRow]:
-    """Select and lock a lease."""
+def _select_live_lease() -> Select[*tuple[Any, ...]]:
+    """Select and lock a lease: the columns of a LiveLease, for each of its trials without a result.
+
+    The trials may be read before the lease is locked. The caller has locked the worker, so any other
+    transaction that ends one of them also closes the lease.
+    """
+    columns = (getattr(LeaseRow, name) for name in LiveLease._fields)
+    leased = and_(TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
+    found = select(*columns, TrialRow.id.label("trial_id"), TrialRow.library_sha, TrialRow.repeat)
     live = _is_live(bindparam("lease"), bindparam("its_session"), bindparam("now"))
-    return select(LeaseRow).where(*live).with_for_update()
+    return found.outerjoin_from(LeaseRow, TrialRow, leased).where(*live).with_for_update(of=LeaseRow)
 
 
 def _is_live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
@@ -409,13 +421,7 @@ def _is_live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
     return (*own, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
-@cache
-def _select_leased_trials() -> Select[int, str | None, int]:
-    leased = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
-    return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*leased)
-
-
-def _worth_planning(session: Session, lease: LeaseRow, held: int, accepted: int) -> bool:
+def _worth_planning(session: Session, lease: LiveLease, held: int, accepted: int) -> bool:
     """Return whether the scheduler may plan the next round while the lease continues. `lease.measured` counts
     the results before the `accepted` ones, and `held` all others.
     """
@@ -424,7 +430,7 @@ def _worth_planning(session: Session, lease: LeaseRow, held: int, accepted: int)
         return True
     if (lease.measured + held + 1) // 2 not in new:
         return False
-    return session.execute(_select_any_pending(), {"job_id": lease.job_id}).first() is None
+    return session.connection().execute(_select_any_pending(), {"job_id": lease.job_id}).first() is None
 
 
 @cache

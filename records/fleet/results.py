@@ -45,6 +45,17 @@ class LeaseResult:
         return self.trial_id, self.module_run_id
 
 
+class LiveLease(NamedTuple):
+    """A lease that is neither closed nor expired. `measured` counts the results that it has returned."""
+
+    id: str
+    worker_id: str
+    job_id: str
+    taken_at: float
+    measured: int
+    build: bool
+
+
 class LeasedWork(NamedTuple):
     """A trial or module run that a lease holds, with a trial's library and `repeat`."""
 
@@ -71,7 +82,7 @@ class Accepted:
         return Counter(one.outcome for one in measured) + Counter({Outcome.OK: len(self.built)})
 
 
-def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequence[LeaseResult]) -> Accepted:
+def accept(lease: LiveLease, held: Mapping[WorkKey, LeasedWork], reported: Sequence[LeaseResult]) -> Accepted:
     """Return the first result of each trial or module run that the lease holds.
 
     A result that doesn't fit the lease or the stored library is replaced by a failure that says so.
@@ -181,7 +192,7 @@ def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
     }
 
 
-def credit(session: Session, lease: LeaseRow, accepted: Accepted, closed_at: float | None) -> None:
+def credit(session: Session, lease: LiveLease, accepted: Accepted, closed_at: float | None) -> None:
     """Add results to the counters of the lease and of its worker, both locked. Close the lease if `closed_at`
     is given."""
     num_trials = len(accepted.trials) + len(accepted.built)
@@ -195,8 +206,9 @@ def credit(session: Session, lease: LeaseRow, accepted: Accepted, closed_at: flo
     if failed:
         before = session.scalar(select(WorkerRow.failures_by_kind).where(WorkerRow.id == lease.worker_id))
         values |= {"failed": failed.total(), "kinds": dict(failed + Counter(before or {}))}
-    session.execute(_update_worker(bool(failed)), values)
-    session.execute(_update_lease(), {"lease": lease.id, "so_far": measured, "closing": closed_at})
+    connection = session.connection()
+    connection.execute(_update_worker(bool(failed)), values)
+    connection.execute(_update_lease(), {"lease": lease.id, "so_far": measured, "closing": closed_at})
 
 
 @cache

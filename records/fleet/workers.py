@@ -183,9 +183,10 @@ def heartbeat(session: Session, worker: WorkerSession, now: float) -> Instructio
     if token_id is not None:
         values["its_token"] = token_id
     statement = _update_heartbeat(worker.vitals is not None, token_id is not None)
-    found = session.execute(statement, values).first()
+    connection = session.connection()
+    found = connection.execute(statement, values).first()
     if found is None and token_id is not None and _adopt(session, worker_id, session_id, token_id, now):
-        found = session.execute(statement, values).first()
+        found = connection.execute(statement, values).first()
     return None if found is None else Instructions(DesiredState(found[0]), found[1])
 
 
@@ -304,7 +305,7 @@ def _is_able(device_class: str, now: float, silent_s: float) -> tuple[ColumnElem
 
 def may_lease(session: Session, worker_id: str, session_id: str) -> bool:
     """Return whether this session may lease work, and lock the worker's row so that this stays true."""
-    found = session.execute(_select_session_to_lease(), {"worker": worker_id}).first()
+    found = session.connection().execute(_select_session_to_lease(), {"worker": worker_id}).first()
     return found is not None and tuple(found) == (session_id, WorkerState.READY, DesiredState.WORK)
 
 

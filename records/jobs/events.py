@@ -53,7 +53,8 @@ def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any]
     # Ids are assigned under the job's lock, so events of a job become visible in the order of their ids. A
     # reader that continues after the last id that it saw misses no event.
     plain = {name: storable(value) if isinstance(value, str) else value for name, value in data.items()}
-    session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": plain, "at": now})
+    values = {"job_id": job_id, "kind": kind, "data": plain, "at": now}
+    session.connection().execute(_INSERT, values)
 
 
 def drop_old_progress(session: Session, job_ids: Collection[str]) -> None:

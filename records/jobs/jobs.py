@@ -517,7 +517,8 @@ def drop_pending_trials(
 
 def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tuple[int, int]:
     """Add to the job's counts of issued and finished trials. Return the new counts. Locks the job."""
-    row = session.execute(_update_counts(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
+    values = {"job": job_id, "more_issued": issued, "more_done": done}
+    row = session.connection().execute(_update_counts(), values).one()
     return row.trials_issued, row.trials_done
 
 

@@ -199,7 +199,8 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
     database.
     """
     if trial_ids:
-        session.execute(_insert_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
+        values = {"trials": list(trial_ids), "stored_at": now}
+        session.connection().execute(_insert_trials(dialect_of(session)), values)
 
 
 @cache

@@ -85,7 +85,7 @@ def update_each(session: Session, table: type[Base], rows: Sequence[Mapping[str,
             {name: storable(value) if isinstance(value, str) else value for name, value in row.items()}
             for row in rows
         ]
-        session.execute(_update_from_json(table, tuple(rows[0])), {"rows": given})
+        session.connection().execute(_update_from_json(table, tuple(rows[0])), {"rows": given})
     else:
         session.execute(update(table), rows)
 

@@ -22,7 +22,7 @@ from tests.unit.records.farm import DEVICE, make_job, measured
 
 READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)
 # Statements of a call that reports a whole lease and takes the next one, and of a heartbeat.
-MOST, HEARTBEAT = 15, 2
+MOST, HEARTBEAT = 14, 2
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
