@@ -27,7 +27,7 @@ TRANSPORT_ALIASES["folder"] = "scheduler.folder_broker:Transport"
 log = logging.getLogger(__name__)
 
 _MAX_UNSENT = 1000
-_INTERVAL_S = 0.05
+_INTERVAL_S = 0.2
 _REDIS_OPTIONS = {
     # Sending fails at once while Redis is unavailable. The consumer's settings make it retry for ever.
     "max_retries": 0,
