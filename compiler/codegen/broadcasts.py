@@ -20,7 +20,7 @@ from tvm.tirx import Add, Broadcast, Cast, Div, IntImm, Max, Min, Mul, PrimFunc,
 
 from compiler.codegen.bfloat16_buffers import COMPACT, has_dot_products, keep_bits
 from compiler.codegen.bfloat16_instructions import bfloat16_bits
-from compiler.codegen.rewrite import map_body, rewrite_prim_funcs
+from compiler.codegen.rewrite import map_body, rewrite_prim_funcs, without_passes
 from compiler.target import target_features
 from compiler.tir_nodes import find_all, op_name
 
@@ -38,14 +38,11 @@ def store_bfloat16(module: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRM
         B[i:i + 16] = T.reinterpret("bfloat16x16", T.Broadcast(T.reinterpret("uint16", x), 16))
         B[i:i + 16] = T.reinterpret("bfloat16x16", bfloat16_bits(y))                # with AVX512_BF16
     """
-    outer = tvm.transform.PassContext.current()
-    disabled = [*outer.disabled_pass, _STORE]
+    disabled = [_STORE]
     if has_dot_products(module):
         module = keep_bits(module)
         disabled.append(COMPACT)
-    with tvm.transform.PassContext(
-        outer.opt_level, outer.required_pass, disabled, outer.instruments, dict(outer.config)
-    ):
+    with without_passes(*disabled):
         lowered = lower(module)
     return tirx.transform.BF16StorageLegalize()(rewrite_prim_funcs(lowered, _rewrite))
 

@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
-from tvm.tirx import GE, GT, LE, LT, And, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
+from tvm.tirx import GE, GT, LE, LT, And, Bind, BufferStore, For, ForKind, IfThenElse, IntImm, PrimFunc, Var
 
 from compiler.codegen.rewrite import rewrite_prim_funcs, with_body, with_distinct_variables, with_loop_body
 from compiler.tir_nodes import conjunction, contains, find_all, op_name, reads_itself, step_of
@@ -86,21 +86,35 @@ class _StoreKind(Enum):
 def _kinds(body: Any) -> dict[BufferStore, _StoreKind]:
     """Return what each store of a body does."""
     kinds: dict[BufferStore, _StoreKind] = {}
-    # Since the last store, also in conditions and indices.
+    # Since the last store or factor, also in conditions and indices.
     loads: list[TensorLoad] = []
     calls: list[Call] = []
+    conditional: set[Var] = set()  # shared factors with conditions
+
+    def has_condition() -> bool:
+        return any(op_name(call) == "if_then_else" for call in calls)
+
+    def bind(factor: Bind) -> None:
+        if loads and has_condition():
+            conditional.add(factor.var)
+        loads.clear()
+        calls.clear()
 
     def see(store: BufferStore) -> None:
         if not loads:
             kinds[store] = _StoreKind.START
-        elif any(op_name(call) == "if_then_else" for call in calls):
+        elif has_condition():
             kinds[store] = _kind(store)
+        elif conditional and not conditional.isdisjoint(find_all(store.value, Var)) and reads_itself(store):
+            kinds[store] = _StoreKind.CONDITIONAL_SUM
         else:
             kinds[store] = _StoreKind.OTHER if find_all(store.value, TensorLoad) else _StoreKind.START
         loads.clear()
         calls.clear()
 
-    tvm_ffi.structural_walk(body, [(TensorLoad, loads.append), (Call, calls.append), (BufferStore, see)])
+    tvm_ffi.structural_walk(
+        body, [(TensorLoad, loads.append), (Call, calls.append), (Bind, bind), (BufferStore, see)]
+    )
     return kinds
 
 

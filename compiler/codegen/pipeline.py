@@ -25,7 +25,7 @@ from compiler.codegen.nan_propagation import propagate_nan, propagate_nan_in_ker
 from compiler.codegen.packed_bytes import pack_bytes
 from compiler.codegen.partial_tiles import split_full_tiles
 from compiler.codegen.prefetch import prefetch_operands
-from compiler.codegen.shared_factors import share_factors
+from compiler.codegen.shared_factors import lower_shared, share_factors
 from compiler.codegen.stack_buffers import keep_on_stack
 from compiler.codegen.tensor_maps import pass_maps
 from compiler.codegen.tile_instructions import use_tiles
@@ -35,9 +35,11 @@ from compiler.codegen.warpgroups import wait_for_all_operands
 PIPELINE = "tunefarm"
 UNTUNED = "tunefarm_untuned"
 
+_Lower = Callable[[tvm.IRModule], tvm.IRModule]
+
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    lower, finish_host, finish_device = _untuned()
+    lower, finish_host, finish_device = _untuned(lower_shared)
 
     def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
@@ -57,7 +59,12 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     return lambda module: pass_maps(lower(module)), finish_on_stack, finish_fragments
 
 
-def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+def _untuned(
+    lower_by: Callable[[tvm.IRModule, _Lower], tvm.IRModule] = lambda module, lower: lower(module),
+) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    """Return TVM's pipeline with the passes that correct results need. `lower_by` takes a module and TVM's
+    lowering, and lowers the module.
+    """
     lower, finish_host, finish_device = get_tir_pipeline("s_tir")
 
     def finish_with_nan() -> Callable[[tvm.IRModule], tvm.IRModule]:
@@ -65,7 +72,7 @@ def _untuned() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         return lambda module: propagate_nan(finish(import_functions(module)))
 
     return (
-        lambda module: store_bfloat16(compute_in_known_types(module), lower),
+        lambda module: store_bfloat16(compute_in_known_types(module), lambda module: lower_by(module, lower)),
         finish_with_nan,
         finish_device,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -26,6 +27,17 @@ def rewrite_for_llvm(
 ) -> tvm.IRModule:
     """Rewrite all PrimFuncs if LLVM generates the code; return the module itself for other targets."""
     return rewrite_prim_funcs(module, rewrite) if target.kind.name == "llvm" else module
+
+
+@contextmanager
+def without_passes(*names: str) -> Iterator[None]:
+    """Disable passes of TVM's in the current PassContext."""
+    outer = tvm.transform.PassContext.current()
+    disabled = [*outer.disabled_pass, *names]
+    with tvm.transform.PassContext(
+        outer.opt_level, outer.required_pass, disabled, outer.instruments, dict(outer.config)
+    ):
+        yield
 
 
 def map_body(
