@@ -12,7 +12,7 @@ from proto import fleet_pb2
 from proto.child_pb2 import ChildReply, RefusedCandidates
 from tests.integration.worker.agents import BRISK, with_fleet, working
 from tests.integration.worker.executors import GENEROUS, build_request, child_of_next, with_executor
-from tests.integration.worker.fake_fleet import FakeFleet
+from tests.integration.worker.fake_fleet import LIMITS, FakeFleet
 from worker.runner import child_messages
 from worker.runner.executor import Executor
 from worker.runner.frames import MAX_REPLY_BYTES
@@ -79,7 +79,8 @@ def test_a_message_of_72_megabytes_fails_only_its_candidate() -> None:
     """It was once sent again and again to the service, which accepts 64 MiB."""
 
     async def work(fleet: FakeFleet) -> None:
-        fleet.offer("ok", "run flood", "ok 2")
+        # Busy cores may take minutes to write and to read it.
+        fleet.offer("ok", "run flood", "ok 2", limits=replace(LIMITS, run_timeout_s=600.0))
         async with working(fleet):
             await fleet.until(lambda: len(fleet.stored) == 3)
         assert fleet.outcomes() == ["ok", "run_error", "ok"]
