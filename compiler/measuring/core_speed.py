@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,7 +15,6 @@ import tvm
 
 from compiler.measuring.cores import off_pool_cores
 from compiler.measuring.microkernels import multiply_adds_on_all_cores
-from core.measurement import is_slowed
 
 # A reading is the median of CALLS calls of the reference kernel, each of STEPS steps: 0.07 ms on a fast core,
 # 0.5 ms on a small one. It follows SETTLING calls, because after vectors of 512 bits, some processors keep a
@@ -24,10 +22,6 @@ from core.measurement import is_slowed
 SETTLING, CALLS, STEPS = 10, 5, 50_000
 # Every processor multiplies vectors of four floats, and CHAINS of them at its full rate.
 LANES, CHAINS = 4, 12
-# How often to try a measurement on cores that have just been slowed down, and the pause between tries.
-TRIES, PAUSE_S = 3, 0.1
-# A measurement that takes longer is not repeated.
-SHORT_S = 0.2
 
 
 def reference_timer(target: tvm.target.Target) -> Callable[[], Sequence[float]]:
@@ -57,7 +51,6 @@ class CoreSpeed:
     def __init__(self, timed: Callable[[], Sequence[float]]) -> None:
         self._timed = timed
         self._fastest_s = math.inf
-        self._was_slowed = False
 
     def read(self) -> float:
         """Return the present speed: more than 0, at most 1."""
@@ -65,25 +58,8 @@ class CoreSpeed:
         self._fastest_s = min(self._fastest_s, now_s)
         return self._fastest_s / now_s
 
-    def steady(
-        self,
-        measure: Callable[[], tuple[float, ...]],
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> tuple[tuple[float, ...], float]:
-        """Measure. If the cores have just been slowed down, wait and measure again, at most TRIES times.
-        While they stay slow, measure once.
-
-        Return the last measurement, and the lower speed of the cores before and after it.
-        """
-        for attempt in range(TRIES):
-            before, start_s = self.read(), clock()
-            measured = measure()
-            is_long = clock() - start_s > SHORT_S
-            speed = min(before, self.read())
-            if self._was_slowed or is_long or not is_slowed(speed):
-                break
-            if attempt < TRIES - 1:
-                sleep(PAUSE_S)
-        self._was_slowed = is_slowed(speed)
-        return measured, speed
+    def beside(self, measure: Callable[[], tuple[float, ...]]) -> tuple[tuple[float, ...], float]:
+        """Measure. Return the measurement, and the lower speed of the cores before and after it."""
+        before = self.read()
+        measured = measure()
+        return measured, min(before, self.read())

@@ -355,7 +355,7 @@ class LocalRunner:
         cores.
         """
         if not self._on_gpu:
-            measured, speed = self._speed.steady(measure)
+            measured, speed = self._speed.beside(measure)
             return measured, "", speed
         measured, held_back = self._clocks.steady(measure)
         return measured, f"the GPU's clocks were held back: {held_back}" if held_back else "", None
