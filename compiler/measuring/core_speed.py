@@ -17,9 +17,11 @@ from compiler.measuring.cores import off_pool_cores
 from compiler.measuring.microkernels import multiply_adds_on_all_cores
 
 # A reading is the median of CALLS calls of the reference kernel, each of STEPS steps: 0.07 ms on a fast core,
-# 0.5 ms on a small one. It follows SETTLING calls, because after vectors of 512 bits, some processors keep a
-# lower clock for 0.7 ms.
-SETTLING, CALLS, STEPS = 10, 5, 50_000
+# 0.5 ms on a small one.
+CALLS, STEPS = 3, 50_000
+# The steps of the call before it. After vectors of 512 bits, some processors keep a lower clock for 0.7 ms.
+# It is one long call, because on busy cores each call waits for its threads.
+SETTLING_STEPS = 10 * STEPS
 # Every processor multiplies vectors of four floats, and CHAINS of them at its full rate.
 LANES, CHAINS = 4, 12
 
@@ -34,11 +36,13 @@ def reference_timer(target: tvm.target.Target) -> Callable[[], Sequence[float]]:
     library = tvm.compile(multiply_adds_on_all_cores(threads, LANES, CHAINS), target=target)
     factors = tvm.runtime.tensor(np.full(2 * LANES, 0.5, "float32"))
     sums = tvm.runtime.tensor(np.ones(threads * CHAINS * LANES, "float32"))
-    timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=SETTLING + CALLS)
+    settle = library["main"]
+    timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=CALLS)
 
     def timed() -> Sequence[float]:
         with off_pool_cores():
-            return timer(factors, sums, STEPS).results[SETTLING:]
+            settle(factors, sums, SETTLING_STEPS)
+            return tuple(timer(factors, sums, STEPS).results)
 
     return timed
 
