@@ -96,17 +96,29 @@ def multiply_adds(
     result = T.arg("result", T.buffer((chains * total_lanes,), total))
     steps = _steps_argument()
     sums = _accumulators(result, total, total_lanes, chains)
+    _accumulate(steps, source, sums, lanes, total_lanes, step)
+    _store(result, sums, total_lanes)
+
+
+def _accumulate(
+    steps: Any,
+    source: Any,
+    sums: Sequence[Any],
+    lanes: int,
+    total_lanes: int,
+    step: Callable[[Any, Any, Any], Any],
+) -> None:
+    """Add the product of the two vectors in `source` to each accumulator, `steps` times."""
     with T.serial(steps):
         for one in sums:
             added = step(
                 _vector(one, 0, total_lanes), _vector(source, 0, lanes), _vector(source, lanes, lanes)
             )
             T.buffer_store(one, added, [T.ramp(0, 1, total_lanes)])
-    _store(result, sums, total_lanes)
 
 
 def multiply_adds_on_all_cores(cores: int, lanes: int, chains: int) -> tvm.IRModule:
-    """Return a kernel that multiplies and adds float32 as `multiply_adds` does, on several cores."""
+    """Return a kernel that runs `multiply_adds` for float32 on several cores at a time."""
 
     def body() -> None:
         source = T.arg("source", T.buffer((2 * lanes,), FLOAT32))
@@ -115,12 +127,7 @@ def multiply_adds_on_all_cores(cores: int, lanes: int, chains: int) -> tvm.IRMod
         with T.parallel(cores) as core:
             start = core * chains * lanes
             sums = _accumulators(result, FLOAT32, lanes, chains, start)
-            with T.serial(steps):
-                for one in sums:
-                    added = multiply_add(
-                        _vector(one, 0, lanes), _vector(source, 0, lanes), _vector(source, lanes, lanes)
-                    )
-                    T.buffer_store(one, added, [T.ramp(0, 1, lanes)])
+            _accumulate(steps, source, sums, lanes, lanes, multiply_add)
             _store(result, sums, lanes, start)
 
     return build_module(body)
