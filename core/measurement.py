@@ -103,8 +103,8 @@ class Measurement:
     """The result of running a candidate or a module: the seconds of each repeat, or an error.
 
     The `error` of a successful measurement says why it is doubtful; it is empty otherwise. `resources` is
-    None if the compiler didn't report them. Only whole models have a `footprint`. `speed` is the device's
-    speed meanwhile, as a share of its fastest; None if unknown.
+    None if the compiler didn't report them. Only whole models have a `footprint`. `speed` is the speed of the
+    device during the measurement, as a share of its fastest speed. It is None if unknown.
     """
 
     outcome: Outcome
@@ -158,8 +158,8 @@ class Built:
 
 
 def is_slowed(speed: float | None) -> bool:
-    """Return whether a device at this share of its fastest speed is slowed down: by its temperature, say, or
-    by programs on the same core. An unknown speed counts as the fastest.
+    """Return whether a device is slowed down. `speed` is a share of its fastest speed. An unknown speed
+    counts as the fastest. Heat slows a device down, and so do other programs on its cores.
     """
     return speed is not None and speed < SLOWED
 

@@ -24,7 +24,8 @@ MAX_MEASUREMENTS = 4
 @dataclass(frozen=True)
 class MeasuredProgram(Generic[Key]):
     """A program, named by any `key`, and the median `seconds` of its measurements, inf for a failure. It was
-    measured `times` times, the last time on a device that ran at a share `speed` of its fastest speed.
+    measured `times` times. `speed` is the speed of the device in the last measurement, as a share of its
+    fastest speed.
     """
 
     key: Key
@@ -38,9 +39,7 @@ class MeasuredProgram(Generic[Key]):
 
     @property
     def optimistic_s(self) -> float:
-        """The program's seconds on a device at full speed, if its measurements were unlucky: a lower
-        confidence bound.
-        """
+        """A lower confidence bound of the program's seconds on a device at full speed."""
         return self.speed * self.seconds * (1 - NOISE / math.sqrt(self.times))
 
 

@@ -43,8 +43,8 @@ NO_INTRINSIC = 0
 
 
 def lower_shared(module: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRModule]) -> tvm.IRModule:
-    """Lower a module. On CPUs, share the factors of transforms as soon as their loops are unrolled, before
-    TVM simplifies each of them.
+    """Lower a module. On CPUs, the factors of transforms are shared before TVM simplifies them: as soon as
+    their loops are unrolled.
 
     `lower` is TVM's pipeline. Transforms that `split_interior` may split are left to `share_factors`.
     """
@@ -140,7 +140,7 @@ class _Matrices:
 
     def share(self, function: PrimFunc) -> PrimFunc:
         """Share the factors of a function whose loops are unrolled, and write out the elements."""
-        return map_body(map_body(function, (SeqStmt, self._share)), (Call, self._written))
+        return map_body(map_body(function, (SeqStmt, self._share)), (Call, self._expanded))
 
     def _terms(self, factor: Any) -> Any:
         if isinstance(factor, Add):
@@ -163,7 +163,7 @@ class _Matrices:
                 repeated = statement.value.b.a
                 if not isinstance(repeated, Broadcast) or not isinstance(repeated.value, Call):
                     return sequence
-                element = self._written(repeated.value)
+                element = self._expanded(repeated.value)
                 # TVM's simplifier removes products with zero.
                 if isinstance(element, FloatImm) and element.value == 0:
                     continue
@@ -176,7 +176,7 @@ class _Matrices:
         is_conditional = any(op_name(call) == "if_then_else" for call in find_all(factors[0], Call))
         return sequence if is_conditional and len(factors) <= MAX_SUMS else _share(SeqStmt(statements))
 
-    def _written(self, call: Call) -> Any:
+    def _expanded(self, call: Call) -> Any:
         """Return the element that a call of `abbreviate` stands for, and any other call itself."""
         if not call.op.same_as(_ELEMENT) or int(_scalar(call.args[0])) != NO_INTRINSIC:
             return call

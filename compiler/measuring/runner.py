@@ -351,11 +351,11 @@ class LocalRunner:
     def _steady(
         self, measure: Callable[[], tuple[float, ...]]
     ) -> tuple[tuple[float, ...], str, float | None]:
-        """Measure. Also return the reason to doubt the result, "" without one, and the speed of the CPU's
-        cores.
+        """Measure. Also return the reason to doubt the result, and the speed of the CPU's cores. Without a
+        reason, the text is empty.
         """
         if not self._on_gpu:
-            measured, speed = self._speed.beside(measure)
+            measured, speed = self._speed.watch(measure)
             return measured, "", speed
         measured, held_back = self._clocks.steady(measure)
         return measured, f"the GPU's clocks were held back: {held_back}" if held_back else "", None

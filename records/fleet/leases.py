@@ -57,7 +57,7 @@ WITHOUT_INFERENCE = "its worker is older than the service: update it with `tunef
 DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it sent a result")
 # Building a statement takes longer than executing it, so statements of frequent calls are built once. The
-# connection executes them, because a session takes longer.
+# connection executes them, because a session is slower.
 _INSERT_LEASE = insert(table_of(LeaseRow))
 
 
@@ -404,10 +404,11 @@ def _update_expiry() -> Update:
 
 @cache
 def _select_live_lease() -> Select[*tuple[Any, ...]]:
-    """Select and lock a lease: the columns of a LiveLease, for each of its trials without a result.
+    """Select and lock a lease. There is a row for each of its trials without a result, with the columns of a
+    LiveLease and of the trial.
 
-    The trials may be read before the lease is locked. The caller has locked the worker, so any other
-    transaction that ends one of them also closes the lease.
+    PostgreSQL may read the trials before it locks the lease. The caller has locked the worker. So another
+    transaction can end a trial only if it also closes the lease.
     """
     columns = (getattr(LeaseRow, name) for name in LiveLease._fields)
     leased = and_(TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")

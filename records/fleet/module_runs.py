@@ -23,8 +23,8 @@ class StoredModuleRun:
     """An end-to-end timing of a job's compiled model, the blob `artifact_sha`, or of the user's own model.
 
     `lease_id` is the lease that holds or held it. `attempts` counts the devices that were lost while they
-    held it. `onnxruntime` is the version of ONNX Runtime that times the user's model. `speed` is the device's
-    meanwhile, as a share of its fastest; None if unknown.
+    held it. `onnxruntime` is the version of ONNX Runtime that times the user's model. `speed` is the speed
+    of the device during the timing, as a share of its fastest speed. It is None if unknown.
     """
 
     id: int
@@ -84,15 +84,8 @@ def published_before(session: Session, job_ids: Sequence[str]) -> dict[str, tupl
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
     """Make finished module runs pending again, to be timed together. The caller has locked their job."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    nothing = {
-        "lease_id": None,
-        "outcome": None,
-        "run_s": None,
-        "error": "",
-        "footprint": None,
-        "speed": None,
-    }
-    session.execute(done.values(state="pending", **nothing))
+    nothing = dict.fromkeys(("lease_id", "outcome", "run_s", "footprint", "speed"))
+    session.execute(done.values(state="pending", error="", **nothing))
 
 
 def leased_job(

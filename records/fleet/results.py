@@ -46,7 +46,7 @@ class LeaseResult:
 
 
 class LiveLease(NamedTuple):
-    """A lease that is neither closed nor expired. `measured` counts the results that it has returned."""
+    """A lease that isn't closed and hasn't expired. `measured` is the number of its results so far."""
 
     id: str
     worker_id: str
@@ -113,8 +113,8 @@ def accept(lease: LiveLease, held: Mapping[WorkKey, LeasedWork], reported: Seque
 
 
 def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
-    """Prepend the earlier seconds of a program to results that measured it again, without those of a
-    disturbed device. `repeats` are the ids of their trials.
+    """Add the earlier seconds of a program to results that measured it again. `repeats` are the ids of their
+    trials. Seconds of a disturbed device are left out.
     """
     if not repeats:
         return
@@ -126,8 +126,8 @@ def add_earlier_s(session: Session, accepted: Accepted, repeats: Collection[int]
 
 
 def _undisturbed(before: Sequence[float], after: Measurement) -> Sequence[float]:
-    """Return the earlier and the new seconds of a program. If the device was disturbed only once, which makes
-    them longer, return the others.
+    """Return the earlier and the new seconds of a program. If the device was disturbed in one of the two
+    measurements, return the seconds of the other. Disturbances only add time.
     """
     share = after.latency_s / statistics.median(before)
     if is_slowed(after.speed):

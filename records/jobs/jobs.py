@@ -95,8 +95,8 @@ class Job:
 
     `message` says what the job is doing or waiting for. `untuned_s` and `tuned_s` are the seconds of each
     repeat of the whole model. `onnxruntime` is None until the search has begun. `footprint` is the published
-    model's, None if an older worker timed it. `speed` is the device's while it timed that model, as a share
-    of its fastest; None if unknown. Jobs of one `group` share their trials; it is the id of the first of
+    model's, None if an older worker timed it. `speed` is the speed of the device during that timing, as
+    a share of its fastest speed. Jobs of one `group` share their trials; it is the id of the first of
     them, None for a job alone. `end_reason` says what ended the tuning. The job is expected to be
     finished at `expected_end_at`, None if unknown. Its spans have the parent `trace_parent`, "" if it isn't
     traced. `artifact_version` counts the artifacts of its model on its device class. `tags` and `notes` are
@@ -620,7 +620,7 @@ def set_footprint(session: Session, job_id: str, footprint: Footprint) -> bool:
 
 
 def set_speed(session: Session, job_id: str, speed: float | None) -> bool:
-    """Store the device's speed while it timed the published model. Return False if the job is cancelled or
+    """Store the speed of the device that timed the published model. Return False if the job is cancelled or
     failed.
     """
     return _set(session, job_id, speed=speed)

@@ -88,7 +88,7 @@ class Trial:
 
     `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
     builder compiled. If `repeat` is not 0, `run_s` includes the repeats of earlier measurements of its trace.
-    `speed` is the device's meanwhile, as a share of its fastest; None if unknown.
+    `speed` is the speed of the device during the measurement, as a share of its fastest speed.
     """
 
     id: int

@@ -242,7 +242,7 @@ class JobRow(Base):
     onnxruntime: Mapped[dict[str, Any] | None]
     # The footprint of the published model: the fields of core.measurement.Footprint.
     footprint: Mapped[dict[str, Any] | None]
-    # The device's speed while the published model was timed, see core.measurement.Measurement.
+    # The speed of the device that timed the published model, see core.measurement.Measurement.
     speed: Mapped[float | None]
     # Why the tuning ended; empty until it ends.
     end_reason: Mapped[str] = mapped_column(default="")
@@ -387,7 +387,7 @@ class TrialRow(Base):
     # The median of run_s; null for trials that are older than this column.
     latency_s: Mapped[float | None]
     build_s: Mapped[float | None]
-    # The device's speed meanwhile, see core.measurement.Measurement.
+    # The speed of the device, see core.measurement.Measurement.
     speed: Mapped[float | None]
     # The compiler's report on GPU kernels, see core.measurement.Resources.
     registers: Mapped[int | None]
@@ -430,7 +430,7 @@ class ModuleRunRow(Base):
     onnxruntime: Mapped[str] = mapped_column(default="")
     # The fields of core.measurement.Footprint.
     footprint: Mapped[dict[str, Any] | None]
-    # The device's speed meanwhile, see core.measurement.Measurement.
+    # The speed of the device, see core.measurement.Measurement.
     speed: Mapped[float | None]
 
 

@@ -23,7 +23,7 @@ class MeasuredTrace:
     """A trace and the median seconds of all its measurements, inf if it failed. `program_json` is the stored
     program; `program` is None if the stored program isn't in the space. The job has remeasured the trace
     `repeat` times. `disturbed`: its repeats differ so much that the device must have been disturbed. `speed`
-    is the device's share of its fastest speed in the last measurement.
+    is the speed of the device in the last measurement, as a share of its fastest speed.
     """
 
     trace: str

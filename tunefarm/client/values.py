@@ -114,8 +114,8 @@ class Job(JobOptions):
     unfinished and each has been measured. `untuned_latency_s` is the latency of the whole model as TVM
     compiles it by default, except that slow loops get a plain parallel schedule. `tuned_latency_s` is its
     latency with the best schedules. Both are measured on the device. `tuned_interval_s` is the 95% confidence
-    interval of the latter, None if there are too few repeats. In a `noisy` job, the device must have been
-    disturbed: the model's repeats differ much, or the cores were slow. `onnxruntime` is None until the
+    interval of the latter, None if there are too few repeats. In a `noisy` job, the device was disturbed:
+    the model's repeats differ much, or the cores were slow. `onnxruntime` is None until the
     search has begun. An inference job runs the artifact of the job `infers`. `tags` and `notes` are written
     by users.
     """

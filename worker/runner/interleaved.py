@@ -10,8 +10,8 @@ from typing import TypeAlias, TypeVar
 
 from core.measurement import Measurement, Outcome, is_noisy, is_slowed
 
-# There are ROUNDS rounds. While the machine is disturbed, there are more, up to MAX_ROUNDS. Rounds in which
-# it was slowed down count only if fewer than ROUNDS are left without them.
+# There are ROUNDS rounds. While the machine is disturbed, there are more, up to MAX_ROUNDS. If ROUNDS rounds
+# are at full speed, slow rounds don't count.
 ROUNDS = 5
 MAX_ROUNDS = 20
 # No turn begins once the rounds after the first have taken this long. A model whose latency is more than SLOW
@@ -30,11 +30,10 @@ async def time_interleaved(
     again: Callable[[_Model], Awaitable[Measurement]],
     clock: Callable[[], float] | None = None,
 ) -> list[Measurement]:
-    """Time each model in up to ROUNDS turns, or up to MAX_ROUNDS if the latencies are noisy or the machine is
-    slowed down.
+    """Time each model in up to ROUNDS turns. If the latencies are noisy or the machine is slow, there are up
+    to MAX_ROUNDS turns.
 
-    Return each model's latencies, its footprint and the machine's speed in all turns that count, or the
-    failure of one turn.
+    Return a measurement of each model, joined from the turns that count. If a turn fails, return its failure.
 
     `first` times a model in the first round, given the measurements of the models before it. `again` times it
     in later rounds. Each turn loads and unloads one model, so memory for one suffices, and a model that
@@ -76,6 +75,7 @@ def _undisturbed(rounds: Sequence[_Round]) -> list[_Round]:
 
 
 def _counting(rounds: Sequence[_Round]) -> Sequence[_Round]:
+    """Return the rounds that count."""
     undisturbed = _undisturbed(rounds)
     return undisturbed if len(undisturbed) >= ROUNDS else rounds
 
@@ -93,6 +93,7 @@ def _joined(rounds: Sequence[_Round], counting: Sequence[_Round]) -> dict[int, M
 
 
 def _join(before: Measurement, after: Measurement) -> Measurement:
+    """Return the measurement of two turns. Its speed is the lower one."""
     footprint = before.footprint and after.footprint and before.footprint.merged(after.footprint)
     speed = before.speed and after.speed and min(before.speed, after.speed)
     return replace(before, run_s=(*before.run_s, *after.run_s), footprint=footprint, speed=speed)

@@ -1,4 +1,4 @@
-"""The speed of the cores, by a reference kernel whose seconds the test sets."""
+"""The speed of the cores. The tests choose the seconds of the reference kernel."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_a_measurement_has_the_lower_speed_before_and_after_it(before: float, af
         cores.speed = after
         return (1e-3,)
 
-    measured, meanwhile = speed.beside(measure)
+    measured, meanwhile = speed.watch(measure)
     assert measured == (1e-3,)
     assert meanwhile == pytest.approx(0.7)
