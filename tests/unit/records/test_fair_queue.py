@@ -196,6 +196,20 @@ class TestInTheDatabase:
         assert (first.job_id, second.job_id) == ("urgent", "plain")
         assert second.module_runs
 
+    @pytest.mark.parametrize("servers", [2, 4, 16])
+    def test_the_weights_hold_if_servers_choose_before_others_charge(
+        self, session: Session, servers: int
+    ) -> None:
+        for name, weight in (("heavy", 3.0), ("light", 1.0)):
+            issue(make_job(session, name, weight=weight), 1)
+        got: Counter[str] = Counter()
+        for _ in range(40):
+            chosen = [fair_queue.entries(session, "worker", DEVICE.key, 20.0)[0] for _ in range(servers)]
+            for entry in chosen:
+                fair_queue.charge(session, entry, 3)
+                got[entry.job_id] += 3
+        assert abs(got["heavy"] / 3 - got["light"]) <= servers * 3 * (1 / 3 + 1)
+
     def test_many_servers_at_once_keep_to_the_weights(self, database: Database) -> None:
         with database.begin() as session:
             heavy, light = make_job(session, "heavy", weight=3.0), make_job(session, "light", weight=1.0)
