@@ -6,6 +6,7 @@ from typing import Any
 
 import tvm
 
+from compiler.codegen.gathered_lanes import gather_short_vectors
 from compiler.codegen.last_steps import count_in_int32
 from compiler.codegen.online_attention import write_attention
 from compiler.codegen.pipeline import PIPELINE
@@ -47,7 +48,7 @@ _NOT_FOR_CPUS = (
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Apply our passes. Candidates and whole models share them, so the timed code is the deployed code."""
     counted = count_in_int32(fetch_by_maps(write_attention(module)), target)
-    limited = limit_unrolling(counted, target)
+    limited = limit_unrolling(gather_short_vectors(counted, target), target)
     return expand_math(quantize_in_vectors(add_as_trees(limited, target), target), target)
 
 
