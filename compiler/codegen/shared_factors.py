@@ -74,10 +74,10 @@ def share_factors(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:
-    return map_body(function, (SeqStmt, _share))
+    return map_body(function, (SeqStmt, _share_terms))
 
 
-def _share(sequence: SeqStmt) -> SeqStmt:
+def _share_terms(sequence: SeqStmt) -> SeqStmt:
     terms: dict[Any, list[int]] = defaultdict(list)
     each_statement = statements_of(sequence)
     for at, statement in enumerate(each_statement):
@@ -140,7 +140,7 @@ class _Matrices:
 
     def share(self, function: PrimFunc) -> PrimFunc:
         """Share the factors of a function whose loops are unrolled, and write out the elements."""
-        return map_body(map_body(function, (SeqStmt, self._share)), (Call, self._expanded))
+        return map_body(map_body(function, (SeqStmt, self._share_unrolled)), (Call, self._expanded))
 
     def _terms(self, factor: Any) -> Any:
         if isinstance(factor, Add):
@@ -155,7 +155,7 @@ class _Matrices:
         number = IntImm("int32", len(self.elements) - 1)
         return Call(_ELEMENT, [IntImm("uint32", NO_INTRINSIC), number, place], ret_ty=element.ty)
 
-    def _share(self, sequence: SeqStmt) -> SeqStmt:
+    def _share_unrolled(self, sequence: SeqStmt) -> SeqStmt:
         statements, factors = [], []
         for statement in statements_of(sequence):
             factor = _factor(statement)
@@ -174,7 +174,7 @@ class _Matrices:
         if not factors:
             return sequence
         is_conditional = any(op_name(call) == "if_then_else" for call in find_all(factors[0], Call))
-        return sequence if is_conditional and len(factors) <= MAX_SUMS else _share(SeqStmt(statements))
+        return sequence if is_conditional and len(factors) <= MAX_SUMS else _share_terms(SeqStmt(statements))
 
     def _expanded(self, call: Call) -> Any:
         """Return the element that a call of `abbreviate` stands for, and any other call itself."""
