@@ -15,6 +15,7 @@ from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipelin
 from compiler.codegen.aligned_stack import align_stack
 from compiler.codegen.bfloat16_instructions import import_functions
 from compiler.codegen.broadcasts import store_bfloat16
+from compiler.codegen.byte_offsets import add_byte_offsets
 from compiler.codegen.byte_tables import take_by_shuffles
 from compiler.codegen.element_types import compute_in_known_types
 from compiler.codegen.fragments import declare_as_halves, point_by_types, use_mma_sync
@@ -69,7 +70,7 @@ def _untuned(
 
     def finish_with_nan() -> Callable[[tvm.IRModule], tvm.IRModule]:
         finish = finish_host()
-        return lambda module: propagate_nan(finish(import_functions(module)))
+        return lambda module: propagate_nan(finish(import_functions(add_byte_offsets(module))))
 
     return (
         lambda module: store_bfloat16(compute_in_known_types(module), lambda module: lower_by(module, lower)),

@@ -31,6 +31,7 @@ from compiler.importing.spec import (
 from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
+from compiler.packaging.centered_tensors import center_tensors
 from compiler.packaging.cuda import CudaError, load_cuda
 from compiler.packaging.kernel_objects import KernelObjects
 from compiler.packaging.large_constants import LargeConstants
@@ -270,7 +271,8 @@ def build_library(module: tvm.IRModule, target: str, library: Path, pipeline: st
         ):
 
             def bytecode_pipeline(module: tvm.IRModule) -> tvm.IRModule:
-                return kernels.start(weights.lift(relax.get_pipeline("default")(module)))
+                planned = center_tensors(relax.get_pipeline("default")(module))
+                return kernels.start(weights.lift(planned))
 
             built = relax.build(module, parsed, relax_pipeline=bytecode_pipeline, tir_pipeline=pipeline)
             link_library(built, triple, link, library, objects=kernels.paths())
