@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tvm
 
-from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.compilation import compile_functions
 from compiler.importing.model import extract_tasks, fuse, import_file
 from compiler.importing.onnx_file import read_file
 from compiler.lowering.trace import apply_trace, lower
@@ -159,7 +159,7 @@ def _programs(module: tvm.IRModule, device: Device) -> list[Program]:
 
 def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
     scheduled = apply_trace(module, lower(module, program, device))
-    return tvm.compile(scheduled, target=parse_target(device.target), tir_pipeline=PIPELINE)
+    return compile_functions(scheduled, parse_target(device.target), check_arguments=True)
 
 
 def _drawn(buffer: Buffer, random: np.random.Generator) -> Any:

@@ -14,7 +14,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import te, topi
 
-from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.compilation import compile_functions
 from compiler.lowering.trace import apply_trace, lower
 from compiler.measuring.rounding import Rounding
 from compiler.reading.subgraph import read_dag
@@ -112,7 +112,7 @@ def test_programs_are_right(name: str, kind: str, tmp_path: Path) -> None:
         population = sample(sketch, 64, rng)
         program = population.program(int(np.argmin(estimate(population, device).seconds)))
         scheduled = apply_trace(module, lower(module, program, device))
-        library = tvm.compile(scheduled, target=target, tir_pipeline=PIPELINE)
+        library = compile_functions(scheduled, target, check_arguments=True)
         folder = tmp_path / str(place)
         folder.mkdir()
         found = arm_programs.run(library, [*inputs, np.full(expected.shape, 113, np.float32)], folder)

@@ -19,8 +19,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import te, topi
 
-from compiler.codegen.compilation import compile_scheduled
-from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.compilation import compile_functions, compile_scheduled
 from compiler.lowering.trace import apply_trace, lower
 from compiler.measuring.rounding import Rounding
 from compiler.reading.subgraph import read_dag
@@ -170,7 +169,7 @@ HALVES = {
 
 def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
     scheduled = apply_trace(module, lower(module, program, device))
-    return tvm.compile(scheduled, target=parse_target(device.target), tir_pipeline=PIPELINE)
+    return compile_functions(scheduled, parse_target(device.target), check_arguments=True)
 
 
 def _run(library: Any, case: Case, expected: Array, inputs: Sequence[Array] = ()) -> Array:

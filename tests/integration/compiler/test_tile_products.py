@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from tvm import te, tirx, topi
 from tvm.tirx import AttrStmt, Evaluate, For, ForKind, SeqStmt
 
-from compiler.codegen.compilation import apply_passes, pass_context
-from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.compilation import compile_functions
 from compiler.codegen.tile_instructions import multiply_tiles, tile_configuration, use_tiles
 from compiler.lowering.trace import apply_trace, lower
 from compiler.measuring.calibration import _Calibration
@@ -126,10 +125,8 @@ def _programs(module: tvm.IRModule, device: Device, seed: int = 0) -> list[Progr
 
 def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
     """Compile a program with all passes that candidates and models have."""
-    target = parse_target(device.target)
-    with target, pass_context(target):
-        scheduled = apply_passes(apply_trace(module, lower(module, program, device)), target)
-        return tvm.compile(scheduled, target=target, tir_pipeline=PIPELINE)
+    scheduled = apply_trace(module, lower(module, program, device))
+    return compile_functions(scheduled, parse_target(device.target), check_arguments=True)
 
 
 def _inputs(module: tvm.IRModule, seed: int = 0) -> list[Array]:
