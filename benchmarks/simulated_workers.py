@@ -38,6 +38,8 @@ SPREAD = 2
 BEGIN_LIMIT_S = 180.0
 OURS = "simulated workers"
 _CALL_TIMEOUT_S = 60.0
+# The mean seconds until a call is repeated that an overloaded service didn't answer.
+_RETRY_S = 1.0
 # Every worker has its own connection, as if on its own machine.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -205,8 +207,17 @@ class SimulatedWorker:
         request.MergeFrom(self._request)
         if held is not None:
             request.state = pb.WORKER_STATE_BUSY
-        answer: pb.SynchronizeResponse = await self._stub.Synchronize(request, timeout=_CALL_TIMEOUT_S)  # type: ignore[misc]
-        return answer
+        while True:
+            try:
+                answer: pb.SynchronizeResponse = await self._stub.Synchronize(  # type: ignore[misc]
+                    request, timeout=_CALL_TIMEOUT_S
+                )
+                return answer
+            except grpc.aio.AioRpcError as error:
+                # As a real worker, it calls again later if the service is overloaded.
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(random.uniform(0.5, 1.5) * _RETRY_S)
 
 
 def _note(answer: pb.SynchronizeResponse, now: float, clock: CountingWindow, seen: FleetStats) -> None:
