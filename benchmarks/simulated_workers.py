@@ -38,7 +38,7 @@ SPREAD = 2
 BEGIN_LIMIT_S = 180.0
 OURS = "simulated workers"
 _CALL_TIMEOUT_S = 60.0
-# The mean seconds until a call is repeated that an overloaded service didn't answer.
+# A worker waits this long, on average, before it calls an overloaded service again.
 _RETRY_S = 1.0
 # Every worker has its own connection, as if on its own machine.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
@@ -214,7 +214,7 @@ class SimulatedWorker:
                 )
                 return answer
             except grpc.aio.AioRpcError as error:
-                # As a real worker, it calls again later if the service is overloaded.
+                # A real worker calls again, too.
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
                 await asyncio.sleep(random.uniform(0.5, 1.5) * _RETRY_S)

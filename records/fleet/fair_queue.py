@@ -198,7 +198,7 @@ def _insert_share(dialect: str) -> ConflictInsert:
     share = table_of(ShareRow)
     new = insert_of(dialect, share)
     started = case((share.c.ended > new.excluded.begun, share.c.ended), else_=new.excluded.begun)
-    # Servers that lease at once choose the job by the same start tag. It alone counts as served. A later tag
+    # Servers that lease at once choose the job by the same start tag, so `begun` is that tag. A later tag
     # would move the virtual time past the jobs that still wait, and they would lose their share.
     begun = case((share.c.begun > new.excluded.begun, share.c.begun), else_=new.excluded.begun)
     moved = {"begun": begun, "ended": started + bindparam("length", type_=Double())}
