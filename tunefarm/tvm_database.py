@@ -12,8 +12,9 @@ executable = build(module, target)
 The first pass marks the constant operands, because schedules are stored for functions with certain operands
 constant. The last two passes pack them once.
 
-`tuned_model` imports a model's file as such a module, with the variants of operators that are faster in a
-database. `build` compiles it with the passes that its schedules were measured with.
+`file_database` reads the files of `tunefarm export` instead. `tuned_model` imports a model's file as such a
+module, with the variants of operators that are faster in a database. `build` compiles it with the passes that
+its schedules were measured with.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO
 
 import tvm
@@ -40,8 +42,9 @@ from compiler.workload import from_json, normalise, workload_hash
 from core.model_latency import base_workload
 from core.target import rewrite_target
 from core.trace import parse_trace
+from tunefarm.client import metaschedule_files
 from tunefarm.client.schedule_cache import ScheduleCache
-from tunefarm.client.values import Schedule
+from tunefarm.client.values import ExportedRecord, Schedule
 
 
 def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
@@ -56,7 +59,24 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
     names = list(dict.fromkeys(workload_hash(normalise(func)) for func in functions))
     schedules = cache.best_of(names)
     measured = {name: found for name, found in schedules.items() if found.source != "import"}
-    database: Database = _FetchedDatabase(measured)
+    database: Database = _BestSchedules(measured)
+    return database
+
+
+def file_database(folder: Path | str) -> Database:
+    """Return a database of the fastest schedules in a folder that `tunefarm export` wrote.
+
+    TVM's JSONDatabase doesn't read every such folder. It refuses tensor intrinsics that aren't registered.
+    A maximum that begins with -inf makes it wait forever: it replays traces in threads, and they wait for
+    Python's lock (`compiler.reducers`). Raises InputError with the file and the line that can't be used. A
+    look-up raises as in `service_database`.
+    """
+    fastest: dict[str, ExportedRecord] = {}
+    for record in metaschedule_files.read(Path(folder)).records:
+        before = fastest.setdefault(record.workload, record)
+        if statistics.median(record.run_s) < statistics.median(before.run_s):
+            fastest[record.workload] = record
+    database: Database = _BestSchedules(fastest)
     return database
 
 
@@ -65,9 +85,8 @@ def tuned_model(
 ) -> tvm.IRModule:
     """Import a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
 
-    `database` may be one that `tunefarm export` wrote. If the database has a variant of a subgraph
-    (`compiler.variants`) that is faster, the variant computes it. TF32 variants are left out, because TVM by
-    itself generates no code for them. Raises ModelError.
+    If the database has a variant of a subgraph (`compiler.variants`) that is faster, the variant computes it.
+    TF32 variants are left out, because TVM by itself generates no code for them. Raises ModelError.
     """
     model = VariantModel.of(read_model(data, shapes).to_relax(), target)
     fastest: dict[str, tuple[float, str]] = {}
@@ -93,10 +112,10 @@ def build(module: tvm.IRModule, target: str) -> relax.VMExecutable:
 
 
 @derived_object
-class _FetchedDatabase(PyDatabase):
-    """A read-only database that finds workloads by their structural hash."""
+class _BestSchedules(PyDatabase):
+    """A read-only database with one schedule of each workload, by structural hash."""
 
-    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+    def __init__(self, schedules: Mapping[str, Schedule | ExportedRecord]) -> None:
         super().__init__()
         self._schedules = schedules
         self._records: dict[str, TuningRecord] = {}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing.contestants import spawn_process
-from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
 
 
 def build_untuned(model: Path, target: str, library: Path) -> None:
@@ -21,7 +20,8 @@ def build_untuned(model: Path, target: str, library: Path) -> None:
 def build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
     """Compile an ONNX file with the MetaSchedule database in the folder `database`, in a separate process.
 
-    Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
+    Raises ModelError or ArtifactError as the compiler does, InputError for damaged files, and RuntimeError
+    when no record applies.
     """
     with spawn_process() as process:
         process.submit(_build_with_database, model, target, database, library).result()
@@ -45,9 +45,9 @@ def _build_untuned(model: Path, target: str, library: Path) -> None:
 
 
 def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
-    from tunefarm.tvm_database import build, tuned_model
+    from tunefarm.tvm_database import build, file_database, tuned_model
 
-    records = _records(database)
+    records = file_database(database)
     fused = tuned_model(model.read_bytes(), {}, target, records)
     build(_applied(fused, records, target), target).export_library(str(library))
 
@@ -55,15 +55,10 @@ def _build_with_database(model: Path, target: str, database: Path, library: Path
 def _build_with_metaschedule(model: Path, target: str, database: Path, library: Path) -> None:
     from compiler.importing.model import fuse, read_onnx
     from compiler.packaging.artifact import build_library
+    from tunefarm.tvm_database import file_database
 
     fused = fuse(read_onnx(model.read_bytes(), {}), target)
-    build_library(_applied(fused, _records(database), target), target, library)
-
-
-def _records(database: Path) -> Any:
-    from tvm.s_tir.meta_schedule.database import JSONDatabase
-
-    return JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
+    build_library(_applied(fused, file_database(database), target), target, library)
 
 
 def _applied(fused: Any, records: Any, target: str) -> Any:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.s_tir.meta_schedule.database import JSONDatabase
+from tvm.tirx import PrimFunc
 
 from compiler.importing.model import ExtractedTask, extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import lower
 from compiler.packaging.artifact import build_library
-from compiler.packaging.metaschedule import export_database
+from compiler.packaging.metaschedule import RECORD_FILE, WORKLOAD_FILE, export_database
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
-from compiler.workload import from_json
+from compiler.workload import from_json, normalise, to_json, workload_hash
 from search.cost.model import CostModel
 from search.policy import TuneContext, propose
 from search.rules.space import generate
 from tests.compiled import load_main
+from tests.devices import DEVICE as A_DEVICE
 from tests.onnx_models import residual, transposed
-from tunefarm.tvm_database import tuned_model
 
 DEVICE = detect_device(cores=2)
+WITH_VNNI = replace(A_DEVICE, features=(*A_DEVICE.features, "avx512_vnni"))
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,9 @@ def test_the_applied_module_computes_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant_s", [0.0005, 0.002])
-def test_a_model_is_made_of_the_variants_that_are_faster(variant_s: float, tmp_path: Path) -> None:
+def test_the_documents_example_makes_a_model_of_the_variants_that_are_faster(
+    variant_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variants = VariantModel.of(read_onnx(transposed(), {}), DEVICE.target)
     tasks = {task.workload_hash: task for task in variants.tasks()}
     traces = {name: trace for name, task in tasks.items() if (trace := _proposed(task)) is not None}
@@ -121,12 +129,88 @@ def test_a_model_is_made_of_the_variants_that_are_faster(variant_s: float, tmp_p
         ],
         {name: task.module_json for name, task in tasks.items()},
     )
-    for name, text in zip(("w.json", "r.json"), texts, strict=True):
+    (tmp_path / "DIR").mkdir()
+    for name, text in zip((WORKLOAD_FILE, RECORD_FILE), texts, strict=True):
+        (tmp_path / "DIR" / name).write_text(text)
+    (tmp_path / "resnet18.onnx").write_bytes(transposed())
+    (tmp_path / "resnet18-tuned").mkdir()
+    (tmp_path / "resnet18-tuned" / "manifest.json").write_text(json.dumps({"target": DEVICE.target}))
+    monkeypatch.chdir(tmp_path)
+    example = (Path(__file__).parents[3] / "docs" / "tvm.md").read_text().split("```python\n")[2]
+    names: dict[str, Any] = {}
+    exec(example.split("```")[0], names)
+    scheduled = [
+        one.name_hint
+        for one, function in names["module"].functions_items()
+        if isinstance(function, PrimFunc) and "tirx.is_scheduled" in (function.attrs or {})
+    ]
+    assert any(name.startswith("fused_subpixel") for name in scheduled) == (variant_s < 0.001)
+    assert scheduled
+
+
+def _largest() -> tvm.IRModule:
+    """Return a maximum of each row, which begins with -inf, as in ONNX."""
+    rows, k = te.placeholder((8, 64), name="rows"), te.reduce_axis((0, 64), name="k")
+    largest = te.comm_reducer(lambda x, y: tirx.Max(x, y), lambda dtype: tirx.const(-math.inf, dtype))
+    out = te.compute((8,), lambda i: largest(rows[i, k], axis=k), name="largest")
+    return normalise(te.create_prim_func([rows, out]))
+
+
+# Splits the loop of the maximum, and takes the maximum of each part first.
+IN_PARTS = json.dumps(
+    [
+        [
+            ["GetSBlock", [], ["largest", "main"], ["b0"]],
+            ["GetLoops", ["b0"], [], ["l1", "l2"]],
+            ["Split", ["l2", 4, 16], [True, False], ["l3", "l4"]],
+            ["RFactor", ["l4"], [1], ["b5"]],
+        ],
+        [],
+    ]
+)
+
+
+def _product() -> tuple[tvm.IRModule, str]:
+    """Return a product of bytes, and a schedule with the intrinsic for its dot products."""
+    a, b = te.placeholder((32, 64), "uint8", "a"), te.placeholder((32, 64), "int8", "b")
+    k = te.reduce_axis((0, 64), name="k")
+    products = te.compute(
+        (32, 32), lambda i, j: te.sum(a[i, k].astype("int32") * b[j, k].astype("int32"), k), name="products"
+    )
+    module = normalise(te.create_prim_func([a, b, products]))
+    dag = read_dag(module)
+    sketches = tuple(one for one in generate(dag, WITH_VNNI) if any(stage.intrinsic for stage in one.stages))
+    rng = np.random.default_rng(0)
+    [best, *_] = propose(TuneContext(dag, sketches, WITH_VNNI), CostModel(), [], 1, rng, [])
+    return module, lower(module, best.program, WITH_VNNI)
+
+
+OPEN = """
+import json, sys
+from pathlib import Path
+from tvm.target import Target
+from tunefarm.tvm_database import file_database
+from compiler.workload import from_json
+from tunefarm.client import metaschedule_files
+folder, target = Path(sys.argv[1]), Target(json.loads(sys.argv[2]))
+database = file_database(folder)
+for one in metaschedule_files.read(folder).workloads:
+    assert database.query_schedule(from_json(one.module_json), target, "main") is not None
+print(len(database))
+"""
+
+
+def test_intrinsics_and_maxima_in_parts_need_no_preparation_to_be_opened(tmp_path: Path) -> None:
+    schedules = (_product(), (_largest(), IN_PARTS))
+    assert "Tensorize" in schedules[0][1]
+    texts = export_database(
+        [_Stored(workload_hash(module), trace, target=WITH_VNNI.target) for module, trace in schedules],
+        {workload_hash(module): to_json(module) for module, _ in schedules},
+    )
+    for name, text in zip((WORKLOAD_FILE, RECORD_FILE), texts, strict=True):
         (tmp_path / name).write_text(text)
-    database = JSONDatabase(str(tmp_path / "w.json"), str(tmp_path / "r.json"), allow_missing=False)
-    model = tuned_model(transposed(), {}, DEVICE.target, database)
-    [name] = (name for task in extract_tasks(model) for name in task.functions)
-    assert name.startswith("fused_subpixel") == (variant_s < 0.001)
-    with tvm.target.Target(json.loads(DEVICE.target)), database:
-        applied = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(model)
-    assert applied[name].attrs["tirx.is_scheduled"]
+    # A new process, because intrinsics stay registered. JSONDatabase refuses the first of these traces there.
+    # It waits forever if one of its threads replays the second.
+    command = [sys.executable, "-c", OPEN, str(tmp_path), WITH_VNNI.target]
+    opened = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert (opened.returncode, opened.stdout) == (0, "2\n")
