@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -133,7 +134,9 @@ class FleetService(FleetServicer):
         registered = self._sessions.get(worker_id) == session
         lease_ttl_s = self._sessions.lease_ttl_s
         token_id = current_caller.get().token_id
+        called_s = time.monotonic()
         response = await asyncio.to_thread(self._reconcile, report, token_id, registered, lease_ttl_s)
+        self._sessions.note_call(time.monotonic() - called_s)
         if not response.fenced:
             self._sessions.put(worker_id, session)
         is_idle = not (response.fenced or response.keeps or response.lease)

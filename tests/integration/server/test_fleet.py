@@ -179,6 +179,17 @@ def test_in_a_large_fleet_workers_call_rarely_and_leases_last_longer(
         assert len(leases.expire(session, time.time() + 61)) == 1
 
 
+def test_workers_call_rarely_while_calls_take_long(
+    service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning_job(service, worker)
+    lease = leased(worker)
+    assert worker.call(WorkerState.BUSY, held=lease.id).call_again_after_s == MIN_INTERVAL_S
+    monkeypatch.setattr("server.fleet.sessions.RESTS_PER_CALL", 1e9)
+    kept = worker.call(WorkerState.BUSY, held=lease.id)
+    assert (kept.keeps, kept.call_again_after_s) == (lease.id, 20.0)
+
+
 def test_a_worker_unknown_to_the_server_continues(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.fleet.sessions.FORGET_S", 0.0)
     service = start()

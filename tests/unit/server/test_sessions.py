@@ -52,3 +52,26 @@ def test_the_call_interval_grows_with_the_number_of_workers(
     for number in range(workers):
         sessions.put(f"worker {number}", session("session"))
     assert (sessions.call_interval_s, sessions.lease_ttl_s) == (interval_s, ttl_s)
+
+
+@pytest.mark.parametrize(
+    ("workers", "call_s", "interval_s", "ttl_s"),
+    [
+        (10, 0.1, MIN_INTERVAL_S, 30.0),
+        (10, 1.0, 4.0, 30.0),
+        (600, 1.0, 12.0, 39.0),
+        (600, 4.0, 16.0, 60.0),
+        (600, 30.0, MAX_INTERVAL_S, 150.0),
+    ],
+)
+def test_workers_call_rarely_and_leases_last_longer_while_calls_take_long(
+    sessions: SessionCache, workers: int, call_s: float, interval_s: float, ttl_s: float
+) -> None:
+    for number in range(workers):
+        sessions.put(f"worker {number}", session("session"))
+    for _ in range(500):
+        sessions.note_call(call_s)
+    assert (sessions.call_interval_s, sessions.lease_ttl_s) == pytest.approx((interval_s, ttl_s))
+    for _ in range(500):
+        sessions.note_call(0.0)
+    assert sessions.call_interval_s == max(workers / 50, MIN_INTERVAL_S)
