@@ -300,6 +300,8 @@ class Executor:
             "TVM_NUM_THREADS": str(self._config.threads),
             # Loading a compiled model sets this variable to 0, and a child would inherit it.
             "TVM_BIND_THREADS": "1",
+            # Threads of TVM's pool soon sleep, as in a user's process. Or else they compete with builds.
+            "TVM_THREAD_POOL_SPIN_COUNT": "4000",
             ZIG_CACHE: str(scratch / CACHE_FOLDER),
         }
         return await ChildProcess.start(command, environment)

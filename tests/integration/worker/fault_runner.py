@@ -246,7 +246,8 @@ class FaultRunner:
                         pipe.write(len(body).to_bytes(4, "big") + body)
 
     def do_environment(self, request: BuildRequest | None) -> Measurement:
-        wanted = ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
+        threads = ("TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT")
+        wanted = (*threads, "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
         return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
 
     def do_limits(self, request: BuildRequest | None) -> Measurement:

@@ -162,7 +162,7 @@ def test_processes_that_a_candidate_started_die_with_it(tmp_path: Path) -> None:
 def test_the_child_inherits_no_secrets_and_has_its_own_threads() -> None:
     async def work(executor: Executor) -> None:
         measurement = await executor.measure(build_request("environment"), GENEROUS)
-        assert measurement.error == "2 1 None None"
+        assert measurement.error == "2 1 4000 None None"
 
     with_executor(work, TUNEFARM_TOKEN="secret", AWS_SECRET_ACCESS_KEY="secret", TVM_BIND_THREADS="0")
 
