@@ -24,7 +24,7 @@ SPINNING_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 # A larger number is surely a mistake, and TVM ends the process where the system refuses a thread.
 MAX_THREADS = 1024
 # How often an idle thread yields its processor before it sleeps; half a microsecond each on an idle machine.
-# TVM's 300,000 take 0.15 s after each call, and seconds on a busy machine. The system takes this for work, and
+# TVM's 300,000 take 0.15 s after each call, and seconds on a busy machine. The system takes this for work and
 # runs two threads of another process on one processor.
 _SPINS = 4000
 # The threads of a pool sleep after about this long. Waking them takes a tenth of a millisecond, which a short

@@ -1,10 +1,11 @@
 /* The functions of tunefarm.h, over the C interface of TVM's runtime (tvm/ffi/c_api.h). */
-#define _DEFAULT_SOURCE
+#define _GNU_SOURCE
 #include "tunefarm.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,10 +13,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
 enum { ALIGNMENT = 64, MAX_DIMS = 16, MAX_TENSORS = 1024, MAX_LINE = 4096, MAX_ELEMENT_BYTES = 8, POOLED_ALLOCATOR = 2 };
+enum { MAX_HELPERS = 256 };
+/* The threads of TVM's pool sleep after about this long. Waking them isn't worth it for a short run. */
+static const double PAUSE_S = 0.002, SHORT_S = 0.0003;
 
 typedef struct {
   tunefarm_tensor* tensors;
@@ -317,6 +322,7 @@ static tunefarm_status load(tunefarm_model* model, const char* folder, int threa
   snprintf(count, sizeof count, "%d", threads);
   if (threads > 0) setenv("TVM_NUM_THREADS", count, 1);
   setenv("TVM_BIND_THREADS", "0", 0); /* or else TVM binds the caller to the first processors */
+  setenv("TVM_THREAD_POOL_SPIN_COUNT", "4000", 0); /* or else idle threads compete with other processes */
   /* model.so finds what it calls among the symbols of the whole process, which has each library once. */
   static const char* const libraries[] = {"libtvm_ffi.so", "libtvm_runtime.so", "libtvm_runtime_extra.so"};
   for (size_t i = 0; i < sizeof libraries / sizeof *libraries; ++i) {
@@ -392,6 +398,83 @@ static tunefarm_status copy_output(const tunefarm_model* model, size_t i, TVMFFI
   return ok();
 }
 
+/* The threads of TVM's pool that help this thread. The system may wake them on this thread's processor and leave
+ * them there: a short run then takes as many times longer. So they are woken on separate processors first. They
+ * aren't bound there, because a thread bound to a busy processor holds up all others. */
+static _Thread_local struct {
+  int is_known, count;
+  pid_t ids[MAX_HELPERS];
+  double ended_s, took_s; /* of the last run */
+} helpers;
+
+/* TVMBackendParallelLaunch runs a task in each thread of the caller's pool, if `count` is 0. */
+typedef int (*pool_task)(int number, void* group, void* given);
+typedef int (*pool_launcher)(pool_task task, void* given, int count);
+
+static pid_t own_id(void) { return (pid_t)syscall(SYS_gettid); }
+
+static int note_id(int number, void* group, void* given) {
+  (void)group;
+  if (number < MAX_HELPERS) ((pid_t*)given)[number] = own_id();
+  return 0;
+}
+
+static int do_nothing(int number, void* group, void* given) {
+  (void)number, (void)group, (void)given;
+  return 0;
+}
+
+static int launch(pool_task task, void* given) {
+  pool_launcher launcher = NULL;
+  void* symbol = dlsym(RTLD_DEFAULT, "TVMBackendParallelLaunch");
+  memcpy(&launcher, &symbol, sizeof launcher); /* C has no conversion to a pointer to a function */
+  return launcher == NULL ? -1 : launcher(task, given, 0);
+}
+
+static void find_helpers(void) {
+  pid_t ids[MAX_HELPERS] = {0};
+  const char* binding = getenv("TVM_BIND_THREADS");
+  helpers.is_known = 1;
+  /* Threads that a user binds stay where they are. */
+  if (binding == NULL || strcmp(binding, "0") != 0 || launch(note_id, ids) != 0) return;
+  for (int i = 0; i < MAX_HELPERS; ++i)
+    if (ids[i] != 0 && ids[i] != own_id()) helpers.ids[helpers.count++] = ids[i];
+}
+
+static void wake_helpers(void) {
+  cpu_set_t allowed, one;
+  int processor = -1, callers = sched_getcpu();
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) <= helpers.count) return;
+  for (int i = 0; i < helpers.count; ++i) {
+    do ++processor;
+    while (processor < CPU_SETSIZE && (processor == callers || !CPU_ISSET(processor, &allowed)));
+    if (processor == CPU_SETSIZE) break;
+    CPU_ZERO(&one);
+    CPU_SET(processor, &one);
+    sched_setaffinity(helpers.ids[i], sizeof one, &one);
+  }
+  launch(do_nothing, NULL);
+  for (int i = 0; i < helpers.count; ++i) sched_setaffinity(helpers.ids[i], sizeof allowed, &allowed);
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Call the model's function. After a pause, wake the threads that help first. */
+static int call_main(tunefarm_model* model, TVMFFIObjectHandle* returned) {
+  double begun_s = seconds();
+  if (!helpers.is_known) find_helpers();
+  int is_short = helpers.ended_s > 0.0 && helpers.took_s < SHORT_S;
+  if (helpers.count > 0 && !is_short && begun_s - helpers.ended_s > PAUSE_S) wake_helpers();
+  int code = call(model->main, model->arguments, (int)(model->inputs.count + model->kept), returned);
+  helpers.ended_s = seconds();
+  helpers.took_s = helpers.ended_s - begun_s;
+  return code;
+}
+
 static tunefarm_status run(tunefarm_model* model, const void* const* inputs, void* const* outputs) {
   tunefarm_status result = ok();
   TVMFFIObjectHandle returned = NULL;
@@ -406,7 +489,7 @@ static tunefarm_status run(tunefarm_model* model, const void* const* inputs, voi
     if (result.code != TUNEFARM_OK) break;
     model->arguments[made] = object_argument(tensor);
   }
-  if (result.code == TUNEFARM_OK && call(model->main, model->arguments, (int)(model->inputs.count + model->kept), &returned) != 0)
+  if (result.code == TUNEFARM_OK && call_main(model, &returned) != 0)
     result = tvm_error("the model failed");
   for (size_t i = 0; i < made; ++i) release(model->arguments[i].v_obj);
   for (size_t i = 0; result.code == TUNEFARM_OK && i < model->outputs.count; ++i) {

@@ -103,6 +103,40 @@ print(ticks(helper)[1] * 1000 // os.sysconf("SC_CLK_TCK"))
     assert int(program(folder, text)) < 100, "milliseconds of CPU time"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a processor for each thread")
+def test_a_call_after_a_pause_wakes_threads_elsewhere_and_lets_them_move_again(folder: Path) -> None:
+    text = """
+import tunefarm_runtime.threads
+tunefarm_runtime.threads._SHORT_S = 0.0
+model, allowed, bound = tunefarm_runtime.load(folder, threads=2), os.sched_getaffinity(0), []
+bind = os.sched_setaffinity
+os.sched_setaffinity = lambda *given: (bound.append(given), bind(*given))
+assert works(model)
+bound.clear()
+time.sleep(0.01)
+assert works(model)
+(thread, one), (same, all_of_them) = bound
+assert thread == same != os.getpid() and str(thread) in os.listdir("/proc/self/task")
+assert len(one) == 1 and one < all_of_them == allowed
+assert os.sched_getaffinity(thread) == os.sched_getaffinity(0) == allowed
+"""
+    program(folder, text)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_that_a_user_binds_stay_bound(threads: int, folder: Path) -> None:
+    text = f"""
+import tunefarm_runtime.threads
+tunefarm_runtime.threads._SHORT_S = 0.0
+os.sched_setaffinity = None
+model = tunefarm_runtime.load(folder, threads={threads})
+for _ in range(3):
+    assert works(model)
+    time.sleep(0.01)
+"""
+    program(folder, text, TVM_BIND_THREADS="1")
+
+
 def test_each_model_of_a_process_has_its_own_number(folder: Path) -> None:
     text = """
 models = {count: tunefarm_runtime.load(folder, threads=count) for count in (1, 3, 2)}
