@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -47,18 +47,17 @@ def find() -> tuple[int, ...]:
     return tuple(found - {threading.get_native_id()})
 
 
-def wake(helpers: Iterable[int]) -> None:
+def wake(helpers: Collection[int]) -> None:
     """Wake threads that `find` returned, each on a processor of its own, if the caller may use that many."""
     allowed = os.sched_getaffinity(0)
     others = allowed - {_system().sched_getcpu()}
-    ids = list(helpers)
-    if len(others) < len(ids):
+    if len(others) < len(helpers):
         return
     with suppress(OSError):  # a sandbox may forbid it
-        for helper, processor in zip(ids, others, strict=False):
+        for helper, processor in zip(helpers, others, strict=False):
             os.sched_setaffinity(helper, {processor})
     # A task without effect: sched_yield ignores its arguments and returns 0.
     _launch()(ctypes.cast(_system().sched_yield, _Task), None, 0)
     with suppress(OSError):
-        for helper in ids:
+        for helper in helpers:
             os.sched_setaffinity(helper, allowed)
