@@ -443,11 +443,11 @@ static void find_helpers(void) {
 
 static void wake_helpers(void) {
   cpu_set_t allowed, one;
-  int processor = -1, callers = sched_getcpu();
+  int processor = -1, current = sched_getcpu();
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) <= helpers.count) return;
   for (int i = 0; i < helpers.count; ++i) {
     do ++processor;
-    while (processor < CPU_SETSIZE && (processor == callers || !CPU_ISSET(processor, &allowed)));
+    while (processor < CPU_SETSIZE && (processor == current || !CPU_ISSET(processor, &allowed)));
     if (processor == CPU_SETSIZE) break;
     CPU_ZERO(&one);
     CPU_SET(processor, &one);
