@@ -47,9 +47,15 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
 }
 # The server ends transactions of hanging processes, so that their rows don't stay locked.
 _IDLE_LIMIT_S = 120.0
+# PostgreSQL plans a prepared statement by the sizes of its tables, and keeps the plan until it next analyzes
+# one of them, which may take minutes. A plan for empty tables reads them whole: 2,000 records a second later,
+# a lease took up to a minute. So plans are made anew after this time.
+_PLANS_KEPT_S = 5.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _WITHOUT_JIT = "-c jit=off"
 
+# The key of the time at which a connection's plans were last discarded.
+_PLANNED_AT = "tunefarm_planned_at"
 # An execution option of ours for SQLite. SQLAlchemy's isolation levels would change the settings of a
 # connection.
 _WITHOUT_BEGIN = "tunefarm_without_begin"
@@ -255,6 +261,7 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
             pool_use_lifo=True,
         )
         event.listen(engine, "checkout", _replace_closed)
+        event.listen(engine, "checkout", _discard_old_plans)
         return engine
     if parsed.get_backend_name() != "sqlite":
         raise exc.ArgumentError(f"tunefarm knows sqlite and postgresql, not {parsed.get_backend_name()}")
@@ -273,6 +280,15 @@ def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):
         raise exc.DisconnectionError
+
+
+def _discard_old_plans(connection: Any, record: Any, _proxy: Any) -> None:
+    """Let PostgreSQL plan a connection's prepared statements anew if its plans are old."""
+    now_s = time.monotonic()
+    if now_s - record.info.setdefault(_PLANNED_AT, now_s) > _PLANS_KEPT_S:
+        record.info[_PLANNED_AT] = now_s
+        # By libpq's connection, because psycopg's would begin a transaction.
+        connection.pgconn.exec_(b"DISCARD PLANS")
 
 
 def _make_private(_dialect: Any, _record: Any, arguments: Any, _parameters: Any) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.exc import ProgrammingError
 
 from core.job import JobState
@@ -23,6 +24,7 @@ from records.fleet.workers import WorkerSession
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
+from records.storage.tables import TokenRow
 from tests.devices import DEVICE
 from tests.services import PASSWORD, Emptied, Postgresql, free_port
 from tests.unit.records.farm import MIGRATE, Farm, make_job, measured
@@ -83,6 +85,32 @@ def test_finding_pending_trials_reads_no_finished_trials(pg: Database) -> None:
         lease = Farm(session, "job", farm.task_id).leased("second")
         assert [trial.id for trial in lease.trials] == ids[1508:1516]
         assert (session.scalar(text(read)) or 0) - before < 100
+
+
+@pytest.mark.parametrize(("kept_s", "read_whole"), [(-1.0, False), (3600.0, True)])
+def test_plans_for_empty_tables_are_not_kept(
+    pg: Database, emptied: Emptied, monkeypatch: pytest.MonkeyPatch, kept_s: float, read_whole: bool
+) -> None:
+    """A service whose tables were vacuumed while they were empty has thousands of rows soon after."""
+    monkeypatch.setattr("records.storage.database._PLANS_KEPT_S", kept_s)
+    find = select(TokenRow.name).where(TokenRow.sha == bindparam("sha"))
+    read = text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'tokens'")
+
+    def scans() -> int:
+        """Look a token up; return how often the whole table was read for it."""
+        with pg.begin() as session:
+            before = session.scalar(read) or 0
+            session.execute(find, {"sha": "7"}).all()
+            return (session.scalar(read) or 0) - before
+
+    with psycopg.connect(emptied.url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("VACUUM (FULL, ANALYZE) tokens")
+        # psycopg prepares a statement that it often sees, and PostgreSQL keeps the plan of one that is often
+        # executed.
+        assert all(scans() for _ in range(20))
+        columns = "INSERT INTO tokens (id, name, sha, scopes, created_at)"
+        connection.execute(f"{columns} SELECT n, n, n, '[]', 0 FROM generate_series(1, 5000) AS n")
+        assert bool(scans()) is read_whole
 
 
 class TestStorageError:
