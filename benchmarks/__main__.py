@@ -17,6 +17,10 @@ COMMANDS = {
         "six networks compiled without trials and then with one for each subgraph, compared with ONNX "
         "Runtime and OpenVINO; about half an hour"
     ),
+    "benchmarks.networks --disturbed --json FILE": (
+        "ten networks tuned for half a minute beside a busy process: published latencies and what users' "
+        "processes see; about half an hour, with --quick under 10 minutes"
+    ),
     "benchmarks.networks --device-class avx2 --json FILE": (
         "any of these without AVX-512 for everyone; sse42: without AVX"
     ),

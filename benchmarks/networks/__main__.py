@@ -2,11 +2,13 @@
 
     python -m benchmarks.networks --quick --json FILE
     python -m benchmarks.networks --compile --device-class avx2 --json FILE
+    python -m benchmarks.networks --disturbed --json FILE
 
 A network is tuned on an embedded stack with an empty data folder. The time runs from before the stack starts
 until the module is unpacked. Latencies are measured afterwards, with the stack stopped. Without --quick,
 MetaSchedule tunes the same subgraphs, and its model takes part in the turns. The figures go to FILE, and the
-tuning curves to a file beside it. Nothing else should run on the machine.
+tuning curves to a file beside it. With --disturbed, a process computes for a third of the time, and published
+latencies are compared with what users' processes see. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import add_device_class
-from benchmarks.networks import compiled, tuned
+from benchmarks.networks import compiled, disturbed, tuned
 from benchmarks.networks.compiled import CompiledNetwork
-from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
+from benchmarks.networks.disturbed import DisturbedNetwork, DisturbedPlan
+from benchmarks.networks.figures import figures_of_compiled, figures_of_disturbed, figures_of_tuned
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results.curves import CURVES
@@ -42,6 +45,8 @@ FULL = (
 COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
 # The limit for each network that keeps --quick within ten minutes on a slow machine.
 QUICK_MINUTES = 2.5
+# Published latencies need no more tuning.
+DISTURBED_MINUTES = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             except (OSError, RuntimeError) as error:
                 output.fail(error)
                 return 1
-        return (_compile if args.compile else _tune)(args, masked, output)
+        return (args.mode or _tune)(args, masked, output)
 
 
 def _tune(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], output: Output) -> int:
@@ -93,6 +98,18 @@ def _compile(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], outp
     return output.measure_each(args.networks or (QUICK if args.quick else COMPILED), measure_network)
 
 
+def _disturb(args: argparse.Namespace, masked: Mapping[str, MaskedPackage], output: Output) -> int:
+    done: list[DisturbedNetwork] = []
+
+    def measure_network(name: str, folder: Path) -> list[Figure]:
+        shared = vars(_plan(name, args, masked))
+        plan = DisturbedPlan(**shared, trials=args.trials, minutes=args.minutes or DISTURBED_MINUTES)
+        done.append(disturbed.run(plan, folder, output.console))
+        return figures_of_disturbed(done)
+
+    return output.measure_each(args.networks or (QUICK if args.quick else FULL), measure_network)
+
+
 def _plan(name: str, args: argparse.Namespace, masked: Mapping[str, MaskedPackage]) -> Plan:
     return Plan(
         network=name,
@@ -110,8 +127,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "networks", __doc__, "ResNet-18 and MobileNet-V2 only, without MetaSchedule, in less than ten minutes"
     )
-    parser.add_argument(
-        "--compile", action="store_true", help="without trials, then with one for each subgraph"
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
+        "--compile",
+        dest="mode",
+        action="store_const",
+        const=_compile,
+        help="without trials, then with one for each subgraph",
+    )
+    modes.add_argument(
+        "--disturbed",
+        dest="mode",
+        action="store_const",
+        const=_disturb,
+        help="beside a process that uses a core for a third of the time; published latencies only",
     )
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
@@ -119,7 +148,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=positive, default=1, help="images or texts at once [1]")
     add_device_class(parser)
     parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
-    parser.add_argument("--minutes", type=float, help="of tuning for every network [quick 2.5, no limit]")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="of tuning for every network [disturbed 0.5, quick 2.5, otherwise no limit]",
+    )
     parser.add_argument(
         "--every-peer",
         action="store_true",

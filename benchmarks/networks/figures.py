@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
+from benchmarks.networks.disturbed import DisturbedNetwork
 from benchmarks.networks.limits import parts_of
 from benchmarks.networks.peers import METASCHEDULE, ONNXRUNTIME, Peer
 from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
@@ -72,6 +73,7 @@ OF_KERNELS = at_most(1.05)
 PUBLISHED = "published latency"
 # The number of subgraphs that are listed, those that lose most relative to the machine's limits.
 FARTHEST = 5
+BESIDE, AFTER_IT = "beside a process that uses a core for a third of the time", "after that process ended"
 AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
 
 
@@ -105,6 +107,20 @@ def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
     at_once = [(network.at_once, network.alone[AT_ONCE]) for network in networks]
     after = [(network.after, network.alone[AFTER]) for network in networks]
     return found + _published_latencies(at_once + after)
+
+
+def figures_of_disturbed(networks: Sequence[DisturbedNetwork]) -> list[Figure]:
+    """Return how much each published latency differs from a user's process, beside the busy process and
+    after it, and the medians of all networks."""
+    found: list[Figure] = []
+    for network in networks:
+        for when, timings in ((BESIDE, network.disturbed), (AFTER_IT, network.quiet)):
+            found += _published_latency(network.label, network.tuning, timings, when)
+        job = network.tuning.job
+        note = "marked as noisy" if job.noisy else ""
+        found.append(figure(TRIALS, job.trials_done, "", subject=network.label, note=note))
+    beside = _published_latencies([(one.tuning, one.disturbed) for one in networks], BESIDE)
+    return found + beside + _published_latencies([(one.tuning, one.quiet) for one in networks], AFTER_IT)
 
 
 def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
@@ -192,7 +208,7 @@ def _relative_to_kernels(label: str, tuning: Tuning) -> Iterator[Figure]:
         yield figure(PUBLISHED, ratio, "x", peer=peer, subject=label, aim=OF_KERNELS, note=note)
 
 
-def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure]:
+def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]], when: str = "") -> list[Figure]:
     off = [
         abs(published_s / measured.latency_s.value - 1) * 100
         for tuning, measured in pairs
@@ -203,7 +219,7 @@ def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure
     metric = "median difference of published latencies from a user's process"
     note = f"{len(off)} published models; at most {number(max(off))} %"
     median = statistics.median(off)
-    return [figure(metric, median, "%", count=len(off), aim=PUBLISHED_PERCENT, note=note)]
+    return [figure(metric, median, "%", count=len(off), condition=when, aim=PUBLISHED_PERCENT, note=note)]
 
 
 def _deviations(label: str, deviation: Deviation) -> Iterator[Figure]:

@@ -55,3 +55,14 @@ def test_a_network_is_compiled_then_gets_a_trial_for_each_subgraph(tmp_path: Pat
     mean = found["geometric mean of 1 networks: latency relative to ONNX Runtime, without trials"]
     alone = found[f"{label}: latency relative to ONNX Runtime, without trials"]
     assert mean.value == pytest.approx(alone.value)
+
+
+def test_published_latencies_beside_a_busy_process(tmp_path: Path) -> None:
+    file = tmp_path / "disturbed.json"
+    given = ("--disturbed", "--network", "squeezenet1_1", "--trials", "8", "--json", str(file))
+    assert networks.main([*SHORT, *given]) == 0
+    found = _figures(file)
+    label, published = "squeezenet1_1-tiny", "published latency relative to a user's process"
+    assert found[f"{label}: trials"].value >= 8
+    beside, after = (figure for name, figure in found.items() if name.startswith(f"{label}: {published}"))
+    assert (beside.value > 0, after.value > 0) == (True, True)

@@ -13,14 +13,15 @@ import pytest
 from benchmarks import __main__ as listing
 from benchmarks.networks import __main__ as networks
 from benchmarks.networks import compiled as compiled_network
-from benchmarks.networks import tuned
+from benchmarks.networks import disturbed, tuned
 from benchmarks.networks.compiled import CompiledNetwork
+from benchmarks.networks.disturbed import DisturbedNetwork, DisturbedPlan
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results import figures, machine
 from benchmarks.results.curves import CURVES
 from benchmarks.timing.cpu_masking import LIBRARIES, MaskedPackage
-from tests.unit.benchmarks.measured import COMPILED, MEASURED
+from tests.unit.benchmarks.measured import COMPILED, DISTURBED, MEASURED
 from tunefarm.errors import StackError
 
 MASKED = {name: MaskedPackage(name, Path("hidden"), Path("cpuid.so"), masks_avx=False) for name in LIBRARIES}
@@ -122,6 +123,28 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
     assert not CURVES.path(file).exists()
 
 
+def test_networks_beside_a_busy_process_have_published_latencies_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[DisturbedPlan] = []
+
+    def run(plan: DisturbedPlan, folder: Path, *_: Any) -> DisturbedNetwork:
+        assert not any(folder.iterdir())
+        seen.append(plan)
+        return replace(DISTURBED, label=plan.label)
+
+    monkeypatch.setattr(disturbed, "run", run)
+    file = tmp_path / "disturbed.json"
+    assert networks.main(["--disturbed", "--json", str(file)]) == 0
+    assert [plan.network for plan in seen] == list(networks.FULL)
+    assert all(plan.minutes == networks.DISTURBED_MINUTES for plan in seen)
+    found = {figure.name: figure for figure in figures.read(file).figures}
+    (median,) = [figure for name, figure in found.items() if name.startswith("median") and "beside" in name]
+    assert (median.value, median.count, median.reached) == (pytest.approx(0), len(networks.FULL), True)
+    assert networks.main(["--disturbed", "--quick", "--json", str(file)]) == 0
+    assert [plan.network for plan in seen[len(networks.FULL) :]] == list(networks.QUICK)
+
+
 @pytest.mark.parametrize(
     ("name", "without", "onednn"), [("avx2", ("avx512f",), "AVX2"), ("sse42", ("avx",), "SSE41")]
 )
@@ -174,7 +197,15 @@ def test_networks_measured_before_a_failure_are_kept(
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--trials", "0"], ["--threads", "-1"], ["--network", "vgg"], ["--device-class", "mmx"], []]
+    "wrong",
+    [
+        ["--trials", "0"],
+        ["--threads", "-1"],
+        ["--network", "vgg"],
+        ["--device-class", "mmx"],
+        ["--compile", "--disturbed"],
+        [],
+    ],
 )
 def test_wrong_flags_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     given = [*wrong, "--json", "f"] if wrong else []

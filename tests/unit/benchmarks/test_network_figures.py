@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.device_class import NATIVE
 from benchmarks.networks.compiled import AFTER, AT_ONCE
-from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
+from benchmarks.networks.figures import figures_of_compiled, figures_of_disturbed, figures_of_tuned
 from benchmarks.networks.limits import Limits, parts_of
 from benchmarks.networks.peers import OPENVINO
 from benchmarks.networks.plan import TUNED, Plan
@@ -22,7 +22,7 @@ from benchmarks.results.figures import Figure
 from benchmarks.timing.deviation import Deviation
 from benchmarks.timing.interleaved import Block, Timings
 from core.job import JobState
-from tests.unit.benchmarks.measured import COMPILED, JOB, MEASURED, PEERS, TUNING
+from tests.unit.benchmarks.measured import COMPILED, DISTURBED, JOB, MEASURED, PEERS, TUNING
 from tunefarm.cli.progress import JobProgress, SilentJobDisplay
 from tunefarm.client.values import DeviceClass, Task
 
@@ -77,6 +77,20 @@ def test_a_subgraph_counts_by_its_fastest_variant() -> None:
 def test_a_machine_that_nobody_calibrated_has_no_limits() -> None:
     with pytest.raises(ValueError, match="a board wasn't calibrated"):
         Limits.of(DeviceClass("cafe", "a board", 4, 16))
+
+
+def test_published_latencies_are_compared_beside_a_busy_process_and_after_it() -> None:
+    noisy = replace(DISTURBED, label="dcgan", tuning=replace(TUNING, job=replace(JOB, noisy=True)))
+    found = _named(figures_of_disturbed([DISTURBED, noisy]))
+    for when, percent, reached in (
+        ("beside a process that uses a core for a third of the time", 0.0, True),
+        ("after that process ended", 25.0, False),
+    ):
+        median = found[f"{PUBLISHED}, {when}"]
+        assert (median.value, median.reached, median.count) == (pytest.approx(percent), reached, 2)
+        ratio = found[f"resnet18: published latency relative to a user's process, {when}"]
+        assert ratio.value == pytest.approx(1 + percent / 100)
+    assert [found[f"{name}: trials"].note for name in ("resnet18", "dcgan")] == ["", "marked as noisy"]
 
 
 def test_each_peer_has_a_figure_and_the_faster_one_counts() -> None:
