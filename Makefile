@@ -43,7 +43,7 @@ demo: $(VENV)/.service
 	$(BIN)/tunefarm tune $(DEMO)/resnet18.onnx --trials 150 --data $(DEMO)/data --output $(DEMO)/resnet18
 	$(BIN)/python -m examples.run_artifact $(DEMO)/resnet18
 
-# All but the slow lane: ten minutes on two cores.
+# All but the slow lane: fifteen minutes on two cores.
 test: install
 	$(PYTEST) --slow-lane=$(SLOW_LANE)
 
