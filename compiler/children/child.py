@@ -7,6 +7,7 @@ child process. Its sandbox blocks the network and the file system, and it ends a
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
@@ -20,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn, TypeGuard
 
 from compiler.importing.spec import ModelError, first_line, is_out_of_memory
+from core.plain_text import without_controls
 from sandbox.cache_seed import CACHE_FOLDER, ZIG_CACHE, CacheSeed
 from sandbox.environment import allowed_variables
 from sandbox.family_memory import INTERVAL_S, bytes_above, most_bytes
@@ -40,6 +42,12 @@ MEMORY_PER_MODEL_BYTE = 16
 # The largest reply without a library.
 MAX_REPLY_BYTES = 256 << 20
 MAX_REPORT_BYTES = 65536
+# The end of a crashed child's standard error that is logged: TVM and Python write where it crashed.
+_LAST_WORDS_BYTES = 4000
+# The exit statuses of native code with a fault.
+_CRASHES = frozenset(
+    -one for one in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+)
 TOO_MUCH_MEMORY = "it takes too much memory"
 
 
@@ -69,6 +77,7 @@ def run_child(
             tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
             tempfile.TemporaryFile() as report,
             tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile() as errors,
         ):
             # A file, not a pipe: a request may exceed a pipe's buffer before the child reads it.
             given.write(request)
@@ -86,7 +95,7 @@ def run_child(
                 command,
                 stdin=given,
                 stdout=reply,
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 env=allowed_variables(os.environ) | settings,
                 pass_fds=[report.fileno(), *(file.fileno() for file in files)],
                 # The child doesn't get signals that are sent to this process's group.
@@ -98,6 +107,8 @@ def run_child(
                     status = _finish(child, timeout_s, most_bytes(memory_bytes))
                 finally:
                     _end(child)
+            if crashed(status):
+                _log.warning("%s %s: %s", module, describe_exit(status), _last_words(errors))
             if seed is not None and fills_seed and status == 0:
                 seed.fill_from(cache)
             report.seek(0)
@@ -109,6 +120,12 @@ def run_child(
                 _warn_once(gap)
         reply.seek(0)
         yield reply, status
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """Return the end of a child's standard error as one line."""
+    errors.seek(max(size_of(errors) - _LAST_WORDS_BYTES, 0))
+    return without_controls(" ".join(errors.read(_LAST_WORDS_BYTES).decode(errors="replace").split()))
 
 
 def _finish(child: subprocess.Popen[bytes], timeout_s: float, family_most: int) -> int | None:
@@ -179,6 +196,11 @@ def _warn_once(gap: str) -> None:
     _log.warning("%s", gap)
 
 
+def crashed(status: int | None) -> TypeGuard[int]:
+    """Return whether a fault in native code ended a child with this exit status."""
+    return status in _CRASHES
+
+
 def describe_exit(status: int) -> str:
     """Describe the end of a child that exited before it replied, as a predicate such as "crashed the
     compiler".
@@ -196,6 +218,7 @@ def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
     the request's other fields, and a stream for the reply. Standard output is redirected to standard error,
     because TVM prints.
     """
+    faulthandler.enable()
     gc.freeze()
     gc.enable()
     with os.fdopen(os.dup(1), "wb") as reply:

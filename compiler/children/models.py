@@ -27,6 +27,7 @@ from compiler.children.child import (
     MAX_REPLY_BYTES,
     TOO_MUCH_MEMORY,
     describe_error,
+    crashed,
     describe_exit,
     import_memory_bytes,
     run_on_model,
@@ -241,7 +242,8 @@ def compile_in_child(
 ) -> ImportedModel:
     """Return the imported model, and write the requested library to `library`, an empty file open for reading
     and writing. A library may have gigabytes. It is checked in the file after the child ended, because the
-    model may have compromised the child. Raises ModelError, ArtifactError; then the file is empty.
+    model may have compromised the child. A child that crashes gets a second try. Raises ModelError,
+    ArtifactError; then the file is empty.
     """
     if request.size > MAX_MODEL_BYTES:
         raise ModelError(f"the model file has {request.size} bytes; the limit is {MAX_MODEL_BYTES}")
@@ -259,31 +261,53 @@ def compile_in_child(
         "tf32": request.tf32,
     }
     memory_bytes = max(limits.import_bytes(request), limits.build_bytes(request) if has_library else 0)
-    child = run_on_model("compiler.children.models", request.data, asked, timeout_s, memory_bytes, seed)
-    with child as (reply, status):
-        ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
+    run = partial(
+        run_on_model, "compiler.children.models", request.data, asked, timeout_s, memory_bytes, seed
+    )
+    read = partial(_read_reply, request=request, timeout_s=timeout_s, most=most, library=library)
+    with run() as (reply, status):
+        if not crashed(status):
+            return read(reply, status)
+    # A crash that the model doesn't cause doesn't come back.
+    with run() as (reply, status):
+        return read(reply, status)
+
+
+def _read_reply(
+    reply: IO[bytes],
+    status: int | None,
+    *,
+    request: CompileRequest,
+    timeout_s: float,
+    most: int,
+    library: IO[bytes] | None,
+) -> ImportedModel:
+    """Read a child's reply of at most `most` bytes, and write its library to `library`. Raises ModelError,
+    ArtifactError.
+    """
+    ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
+    try:
+        model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")
+        size_line = reply.readline(most - reply.tell())
+        size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")
+        if size_of(reply) > most or size_of(reply) - reply.tell() != size:
+            raise ArtifactError(f"compiling the model {ended}")
         try:
-            model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")
-            size_line = reply.readline(most - reply.tell())
-            size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")
-            if size_of(reply) > most or size_of(reply) - reply.tell() != size:
-                raise ArtifactError(f"compiling the model {ended}")
-            try:
-                imported = ImportedModel.from_json(model)
-            except msgspec.ValidationError as error:
-                raise ModelError(f"the compiler's reply about the model is invalid: {error}") from error
-        except (ModelError, ArtifactError) as error:
-            needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
-            ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
-            if not ran_out or needed <= usable:
-                raise
-            raise type(error)(
-                f"{error}: a model file of {request.size / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
-                f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
-            ) from error
-        if library is not None:
-            _keep_library(reply, library)
-        return imported
+            imported = ImportedModel.from_json(model)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"the compiler's reply about the model is invalid: {error}") from error
+    except (ModelError, ArtifactError) as error:
+        needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
+        ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
+        if not ran_out or needed <= usable:
+            raise
+        raise type(error)(
+            f"{error}: a model file of {request.size / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
+            f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
+        ) from error
+    if library is not None:
+        _keep_library(reply, library)
+    return imported
 
 
 def _keep_library(reply: IO[bytes], library: IO[bytes]) -> None:

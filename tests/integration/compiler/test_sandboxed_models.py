@@ -220,6 +220,27 @@ sys.stdout.buffer.write({library!r} + bytes({zeros}))
 """
 
 
+def test_a_crash_that_does_not_come_back_is_only_logged(
+    acts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, crashed = shared_library(), tmp_path / "crashed"
+    crashes_once = f"""
+import faulthandler, os, pathlib
+crashed = pathlib.Path({str(crashed)!r})
+if not crashed.exists():
+    crashed.touch()
+    faulthandler.enable()
+    os.kill(os.getpid(), 11)
+"""
+    acts.write_text(crashes_once + writes(library))
+    kept = io.BytesIO()
+    compile_tuned(residual(), {}, TARGET, {}, kept)
+    assert kept.getvalue() == library
+    (line,) = caplog.messages
+    assert line.startswith("compiler.children.models crashed the compiler (SIGSEGV): Fatal Python error:")
+    assert "actor.py" in line
+
+
 @pytest.mark.parametrize(
     ("library", "message"),
     [
