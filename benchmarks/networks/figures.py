@@ -24,8 +24,10 @@ from benchmarks.results.figures import (
     ratio_figure,
 )
 from benchmarks.results.metrics import (
+    AFTER_IT,
     ALL_SUBGRAPHS,
     BANDWIDTH,
+    BESIDE,
     FASTEST_PEER,
     LATENCY,
     MACHINE_LIMIT,
@@ -73,7 +75,6 @@ OF_KERNELS = at_most(1.05)
 PUBLISHED = "published latency"
 # The number of subgraphs that are listed, those that lose most relative to the machine's limits.
 FARTHEST = 5
-BESIDE, AFTER_IT = "beside a process that uses a core for a third of the time", "after that process ended"
 AT_ONCE_MEAN, AFTER_MEAN, TUNED_MEAN = at_most(1.5), at_most(1.25), at_most(0.83)
 
 

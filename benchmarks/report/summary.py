@@ -13,9 +13,11 @@ from benchmarks.report.markdown import table
 from benchmarks.results.figures import Figure, Results, at_least, number
 from benchmarks.results.machine import INSTRUCTION_SETS
 from benchmarks.results.metrics import (
+    AFTER_IT,
     ALL_SUBGRAPHS,
     BANDWIDTH,
     BATCH,
+    BESIDE,
     CORES_USED,
     FASTEST_PEER,
     GROWTH,
@@ -102,6 +104,10 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         )
         for run, database in (("lookup", "PostgreSQL"), ("lookup_sqlite", "SQLite"))
     },
+    "disturbed": tuple(
+        f"median difference of published latencies from a user's process, {when}"
+        for when in (BESIDE, AFTER_IT)
+    ),
     "local_workers": ("two workers: trials a second relative to one worker",),
     "faults": (
         "all faults: runs",
