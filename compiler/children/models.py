@@ -26,8 +26,8 @@ from compiler import fallback
 from compiler.children.child import (
     MAX_REPLY_BYTES,
     TOO_MUCH_MEMORY,
-    describe_error,
     crashed,
+    describe_error,
     describe_exit,
     import_memory_bytes,
     run_on_model,
