@@ -43,7 +43,7 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 WITHOUT_FILE = {
     "README.md": ("Python 3.11", "License 2.0"),
     "algorithm.md": ("4.1", "4.2", "5.1", "5.2", "6.1", "6.2"),  # the paper's sections
-    "benchmarks.md": ("1.2x faster", "within 100 ms", "within 3% beside", "instead of 1.5", "Python 3.11"),
+    "benchmarks.md": ("1.2x faster", "within 100 ms", "latency within 3%", "instead of 1.5", "Python 3.11"),
     "gpu-host.md": (
         *("driver 580.159", "CUDA 13.0", "PyTorch 2.11", "within 1% of", "capability 8.0", "capability 7.5"),
         "ResNet-18 1.239 ms (float32), 0.449 (TF32), 0.355 (float16)",
