@@ -43,7 +43,7 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 WITHOUT_FILE = {
     "README.md": ("Python 3.11", "License 2.0"),
     "algorithm.md": ("4.1", "4.2", "5.1", "5.2", "6.1", "6.2"),  # the paper's sections
-    "benchmarks.md": ("1.2x faster", "latency within 3%", "instead of 1.5", "Python 3.11"),
+    "benchmarks.md": ("latency within 3%", "instead of 1.5", "Python 3.11"),
     "gpu-host.md": (
         *("driver 580.159", "CUDA 13.0", "PyTorch 2.11", "within 1% of", "capability 8.0", "capability 7.5"),
         "ResNet-18 1.239 ms (float32), 0.449 (TF32), 0.355 (float16)",
@@ -135,7 +135,7 @@ def quotes() -> Iterator[Quote]:
     yield Quote("runtime.md", "the runtime libraries ({:.0f} MB)", (bundle,))
     yield from _of_algorithm()
     yield from _of_when()
-    yield from _of_benchmarks(fastest)
+    yield from _of_benchmarks()
     onnx = "all but text, sequence, optional, random and training operators: right"
     yield Quote(
         "models.md",
@@ -245,7 +245,7 @@ def _of_when() -> Iterator[Quote]:
     )
 
 
-def _of_benchmarks(fastest: list[float]) -> Iterator[Quote]:
+def _of_benchmarks() -> Iterator[Quote]:
     page = "benchmarks.md"
     peaks = {value(f"{AVX512}_{network}", f"{network}: calibrated peak") for network in NETWORKS}
     zen4, slower, zen5 = (
@@ -270,12 +270,24 @@ def _of_benchmarks(fastest: list[float]) -> Iterator[Quote]:
     ):
         each = tuple(compiled(file, condition) for file in ("compiled_avx512", "compiled_avx2"))
         yield Quote(page, sentence, each)
-    yield Quote(page, "than the fastest peer in the mean with AVX2: {:.2f}x.", (fastest[1],))
     rates = (
         value(f"{AVX512}_{network}", f"{network}: trials a second, from start to finish")
         for network in ("mobilenet_v2", "resnet18", "bert_base")
     )
     yield Quote(page, "{:.1f} for MobileNet-V2, {:.1f} for ResNet-18 and {:.1f} for BERT-base.", (*rates,))
+    slowest = [
+        max(
+            one.spread[1]
+            for network in NETWORKS
+            for one in results(f"{files}_{network}").figures
+            if one.name == f"{network}: latency relative to {PEER}" and one.spread is not None
+        )
+        for files in (AVX512, AVX2)
+    ]
+    assert round(slowest[0], 2) == round(slowest[1], 2)
+    yield Quote(page, "slower at p90: {:.2f} with AVX-512 and AVX2.", (slowest[0],))
+    far = value(f"{AVX2}_efficientnet_b0", "efficientnet_b0: deviation relative to the allowed one")
+    yield Quote(page, "{:.1f} times as far for EfficientNet-B0 with AVX2.", (far,))
     slower_by = sorted(
         100 * one.value - 100
         for network in NETWORKS
