@@ -24,10 +24,10 @@ from benchmarks.results.figures import (
     ratio_figure,
 )
 from benchmarks.results.metrics import (
-    AFTER_IT,
+    AFTER_BUSY,
     ALL_SUBGRAPHS,
     BANDWIDTH,
-    BESIDE,
+    BESIDE_BUSY,
     FASTEST_PEER,
     LATENCY,
     MACHINE_LIMIT,
@@ -115,13 +115,13 @@ def figures_of_disturbed(networks: Sequence[DisturbedNetwork]) -> list[Figure]:
     after it, and the medians of all networks."""
     found: list[Figure] = []
     for network in networks:
-        for when, timings in ((BESIDE, network.disturbed), (AFTER_IT, network.quiet)):
+        for when, timings in ((BESIDE_BUSY, network.disturbed), (AFTER_BUSY, network.quiet)):
             found += _published_latency(network.label, network.tuning, timings, when)
         job = network.tuning.job
         note = "marked as noisy" if job.noisy else ""
         found.append(figure(TRIALS, job.trials_done, "", subject=network.label, note=note))
-    beside = _published_latencies([(one.tuning, one.disturbed) for one in networks], BESIDE)
-    return found + beside + _published_latencies([(one.tuning, one.quiet) for one in networks], AFTER_IT)
+    beside = _published_latencies([(one.tuning, one.disturbed) for one in networks], BESIDE_BUSY)
+    return found + beside + _published_latencies([(one.tuning, one.quiet) for one in networks], AFTER_BUSY)
 
 
 def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:

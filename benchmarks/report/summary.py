@@ -13,11 +13,11 @@ from benchmarks.report.markdown import table
 from benchmarks.results.figures import Figure, Results, at_least, number
 from benchmarks.results.machine import INSTRUCTION_SETS
 from benchmarks.results.metrics import (
-    AFTER_IT,
+    AFTER_BUSY,
     ALL_SUBGRAPHS,
     BANDWIDTH,
     BATCH,
-    BESIDE,
+    BESIDE_BUSY,
     CORES_USED,
     FASTEST_PEER,
     GROWTH,
@@ -106,7 +106,7 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
     },
     "disturbed": tuple(
         f"median difference of published latencies from a user's process, {when}"
-        for when in (BESIDE, AFTER_IT)
+        for when in (BESIDE_BUSY, AFTER_BUSY)
     ),
     "local_workers": ("two workers: trials a second relative to one worker",),
     "faults": (

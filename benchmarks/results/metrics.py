@@ -13,7 +13,10 @@ TRIALS_A_SECOND = "trials a second"
 TOTAL_TIME = "time from start to finish"
 TIME_TO_ARTIFACT = "time from upload to artifact"
 WITHOUT_TRIALS, ONE_TRIAL = "without trials", "after a trial for each subgraph"
-BESIDE, AFTER_IT = "beside a process that uses a core for a third of the time", "after that process ended"
+BESIDE_BUSY, AFTER_BUSY = (
+    "beside a process that uses a core for a third of the time",
+    "after that process ended",
+)
 FASTEST_PEER = "the fastest peer"
 MACHINE_LIMIT = "the machine's limit"
 ALL_SUBGRAPHS = "all subgraphs"

@@ -48,8 +48,8 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
 # The server ends transactions of hanging processes, so that their rows don't stay locked.
 _IDLE_LIMIT_S = 120.0
 # PostgreSQL plans a prepared statement by the sizes of its tables, and keeps the plan until it next analyzes
-# one of them, which may take minutes. A plan for empty tables reads them whole: 2,000 records a second later,
-# a lease took up to a minute. So plans are made anew after this time.
+# one of them, which may take minutes. A plan for empty tables reads them whole. At 2,000 records a second, a
+# lease then took up to a minute. So plans are made anew after this time.
 _PLANS_KEPT_S = 5.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _WITHOUT_JIT = "-c jit=off"

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,8 +15,7 @@ from benchmarks import __main__ as listing
 from benchmarks.networks import __main__ as networks
 from benchmarks.networks import compiled as compiled_network
 from benchmarks.networks import disturbed, tuned
-from benchmarks.networks.compiled import CompiledNetwork
-from benchmarks.networks.disturbed import DisturbedNetwork, DisturbedPlan
+from benchmarks.networks.disturbed import DisturbedPlan
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results import figures, machine
@@ -27,32 +27,30 @@ from tunefarm.errors import StackError
 MASKED = {name: MaskedPackage(name, Path("hidden"), Path("cpuid.so"), masks_avx=False) for name in LIBRARIES}
 
 
+def _recorded(monkeypatch: pytest.MonkeyPatch, mode: ModuleType, measured: Any) -> list[Any]:
+    """Let a mode of the benchmark return `measured` for every network. Return its plans, which are added
+    later."""
+    seen: list[Any] = []
+
+    def run(plan: Plan, folder: Path, *_: Any) -> Any:
+        assert not any(folder.iterdir())
+        seen.append(plan)
+        return replace(measured, label=plan.label)
+
+    monkeypatch.setattr(mode, "run", run)
+    return seen
+
+
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
     """Record plans instead of measuring networks."""
-    seen: list[TuningPlan] = []
-
-    def run(plan: TuningPlan, folder: Path, *_: Any) -> TunedNetwork:
-        assert not any(folder.iterdir())
-        seen.append(plan)
-        return replace(MEASURED, label=plan.label)
-
-    monkeypatch.setattr(tuned, "run", run)
-    return seen
+    return _recorded(monkeypatch, tuned, MEASURED)
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Record plans instead of compiling networks."""
-    seen: list[Plan] = []
-
-    def run(plan: Plan, folder: Path, *_: Any) -> CompiledNetwork:
-        assert not any(folder.iterdir())
-        seen.append(plan)
-        return replace(COMPILED, label=plan.label)
-
-    monkeypatch.setattr(compiled_network, "run", run)
-    return seen
+    return _recorded(monkeypatch, compiled_network, COMPILED)
 
 
 @pytest.fixture
@@ -126,14 +124,7 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
 def test_networks_beside_a_busy_process_have_published_latencies_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[DisturbedPlan] = []
-
-    def run(plan: DisturbedPlan, folder: Path, *_: Any) -> DisturbedNetwork:
-        assert not any(folder.iterdir())
-        seen.append(plan)
-        return replace(DISTURBED, label=plan.label)
-
-    monkeypatch.setattr(disturbed, "run", run)
+    seen: list[DisturbedPlan] = _recorded(monkeypatch, disturbed, DISTURBED)
     file = tmp_path / "disturbed.json"
     assert networks.main(["--disturbed", "--json", str(file)]) == 0
     assert [plan.network for plan in seen] == list(networks.FULL)

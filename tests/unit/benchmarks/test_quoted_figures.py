@@ -16,7 +16,7 @@ import pytest
 from benchmarks.report.summary import BUSY
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, Results
-from benchmarks.results.metrics import BESIDE
+from benchmarks.results.metrics import BESIDE_BUSY
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = {
@@ -28,7 +28,7 @@ NETWORKS = (
     *("bert_base", "gpt2", "vit_b16"),
 )
 AVX512, AVX2, SSE42 = "networks", "networks_avx2", "networks_sse42"
-# TVM's untuned build of the other one takes minutes a run.
+# TVM's untuned build of 3D-ResNet-18 takes minutes a run.
 SSE42_NETWORKS = tuple(network for network in NETWORKS if network != "resnet3d_18")
 PEER = "the fastest peer"
 NO_MODEL = ("no learned model", "no analytic model")
@@ -98,7 +98,7 @@ def ratios(files: str, peer: str, networks: Sequence[str] = NETWORKS) -> list[fl
 
 
 def compiled(file: str, condition: str) -> float:
-    """Return the mean latency relative to ONNX Runtime of six networks in a file of networks --compile."""
+    """Return the mean latency relative to ONNX Runtime of six networks in a file of `--compile`."""
     return value(file, f"geometric mean of 6 networks: latency relative to ONNX Runtime, {condition}")
 
 
@@ -295,7 +295,7 @@ def _of_benchmarks() -> Iterator[Quote]:
         if one.name == f"{network}: published latency relative to its kernels"
     )
     yield Quote(page, "within 5% of its kernels: {:.0f} to {:.0f}% slower.", (slower_by[0], slower_by[-1]))
-    off = value("disturbed", f"median difference of published latencies from a user's process, {BESIDE}")
+    off = value("disturbed", f"median difference of published latencies from a user's process, {BESIDE_BUSY}")
     yield Quote(page, "beside a busy process: {:.0f}% in the median of five.", (off,))
     allocator = (
         "median of all networks: trials with equal shares relative to the allocator, "

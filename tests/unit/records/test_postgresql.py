@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import psycopg
 import pytest
 from sqlalchemy import bindparam, select, text
 from sqlalchemy.exc import ProgrammingError
@@ -89,7 +88,7 @@ def test_finding_pending_trials_reads_no_finished_trials(pg: Database) -> None:
 
 @pytest.mark.parametrize(("kept_s", "read_whole"), [(-1.0, False), (3600.0, True)])
 def test_plans_for_empty_tables_are_not_kept(
-    pg: Database, emptied: Emptied, monkeypatch: pytest.MonkeyPatch, kept_s: float, read_whole: bool
+    pg: Database, server: Postgresql, monkeypatch: pytest.MonkeyPatch, kept_s: float, read_whole: bool
 ) -> None:
     """A service whose tables were vacuumed while they were empty has thousands of rows soon after."""
     monkeypatch.setattr("records.storage.database._PLANS_KEPT_S", kept_s)
@@ -103,14 +102,13 @@ def test_plans_for_empty_tables_are_not_kept(
             session.execute(find, {"sha": "7"}).all()
             return (session.scalar(read) or 0) - before
 
-    with psycopg.connect(emptied.url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute("VACUUM (FULL, ANALYZE) tokens")
-        # psycopg prepares a statement that it often sees, and PostgreSQL keeps the plan of one that is often
-        # executed.
-        assert all(scans() for _ in range(20))
-        columns = "INSERT INTO tokens (id, name, sha, scopes, created_at)"
-        connection.execute(f"{columns} SELECT n, n, n, '[]', 0 FROM generate_series(1, 5000) AS n")
-        assert bool(scans()) is read_whole
+    server.execute("VACUUM (FULL, ANALYZE) tokens", "emptied")
+    # psycopg prepares a statement that it often sees, and PostgreSQL keeps the plan of one that is often
+    # executed.
+    assert all(scans() for _ in range(20))
+    columns = "INSERT INTO tokens (id, name, sha, scopes, created_at)"
+    server.execute(f"{columns} SELECT n, n, n, '[]', 0 FROM generate_series(1, 5000) AS n", "emptied")
+    assert bool(scans()) is read_whole
 
 
 class TestStorageError:
